@@ -65,7 +65,7 @@ class Annotations:
     def result_of(self, op: Any) -> str:
         """Return the type of an op's result as source."""
         annotated = types.SimpleNamespace(__annotations__={"result": inspect.signature(op).return_annotation})
-        return self.text_of(typing.get_type_hints(annotated, op.__globals__)["result"])
+        return self.text_of(typing.get_type_hints(annotated, inspect.unwrap(op).__globals__)["result"])
 
     def head(self) -> list[str]:
         """Return the first lines of a stub."""
@@ -133,7 +133,7 @@ def _hint(op: Any, parameter: inspect.Parameter) -> Any:
     """Return the type of an op's parameter; Any if it is imported for type checkers only."""
     annotated = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
-        return typing.get_type_hints(annotated, op.__globals__)[parameter.name]
+        return typing.get_type_hints(annotated, inspect.unwrap(op).__globals__)[parameter.name]
     except NameError:
         return Any
 

@@ -6,9 +6,10 @@ The server is that of ``PREFECT_API_URL``, or else the one that ``trtops team up
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,7 +18,7 @@ from uuid import UUID
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from trtops import errors
-from trtops.team.access import POOLS, client_environment
+from trtops.team.access import POOLS, client_environment, has_gpu
 
 if TYPE_CHECKING:
     from prefect.events.schemas.automations import AutomationCore
@@ -47,13 +48,18 @@ def deploy() -> None:
     from prefect.workers.process import ProcessWorker
     from pydantic import SecretStr
 
+    left_out: set[str] = set()
     with get_client(sync_client=True) as client:
         try:
             client.read_work_pools()
         except Exception as exc:  # Prefect's, httpx's and pydantic's, for servers that are no Prefect server
             url = os.environ["PREFECT_API_URL"]
             raise errors.ConfigError(f"The Prefect server at {url} cannot be used: {exc}. {HINT}") from None
-        for pool in POOLS.values():
+        pools = {pool.name for pool in client.read_work_pools()}
+        if not (has_gpu() or POOLS["gpu"] in pools or os.environ.get("TRTOPS_GPU")):
+            left_out.add(POOLS["gpu"])
+            print("No GPU here: deployments for GPUs are left out. To register them too: TRTOPS_GPU=1 make deploy")
+        for pool in sorted({*POOLS.values()} - left_out):
             template = ProcessWorker.get_default_base_job_template()
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
@@ -67,16 +73,13 @@ def deploy() -> None:
         else:
             with suppress(ObjectNotFound):
                 webhook = client.read_block_document_by_name("trtops", "webhook").id
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(FILE)]
-    # The pull step of prefect.yaml names the folder of this project on the workers' machines.
-    environment = {"TRTOPS_CHECKOUT": str(FILE.parent), **os.environ}
-    done = subprocess.run(command, cwd=FILE.parent, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise errors.ConfigError(f"Prefect refused a deployment: {(done.stderr or done.stdout).strip()[-2000:]}")
+    _register(left_out)
     with get_client(sync_client=True) as client:
 
-        def find(name: str) -> UUID:
-            return client.read_deployment_by_name(name).id
+        def find(name: str) -> UUID | None:
+            with suppress(ObjectNotFound):
+                return client.read_deployment_by_name(name).id
+            return None
 
         for automation in automations(webhook, find):
             if present := client.read_automations_by_name(automation.name):
@@ -86,10 +89,32 @@ def deploy() -> None:
                 client.create_automation(automation)
 
 
-def automations(webhook: UUID | None, find: Callable[[str], UUID]) -> list[AutomationCore]:
+def _register(left_out: Collection[str]) -> None:
+    """Register the deployments of all work pools but some, and print each; ConfigError if Prefect refuses one."""
+    deployments = yaml.safe_load(FILE.read_text())["deployments"]
+    names = [entry["name"] for entry in deployments if entry["work_pool"]["name"] not in left_out]
+    chosen = [argument for name in names for argument in ("--name", name)]
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", *chosen, "--prefect-file", str(FILE)]
+    # The pull step of prefect.yaml names the folder of this project on the workers' machines.
+    environment = {"TRTOPS_CHECKOUT": str(FILE.parent), "PYTHONUNBUFFERED": "1", **os.environ}
+    print(f"Registering {len(names)} deployments ...", flush=True)
+    lines = []
+    with subprocess.Popen(
+        command, cwd=FILE.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout or ():
+            lines.append(line)
+            if registered := re.search(r"Deployment '(\S+)' successfully created", line):
+                print(f"  {registered[1]}", flush=True)
+    if process.returncode:
+        raise errors.ConfigError(f"Prefect refused a deployment: {''.join(lines).strip()[-2000:]}")
+
+
+def automations(webhook: UUID | None, find: Callable[[str], UUID | None]) -> list[AutomationCore]:
     """The automations of ``automations.yaml``, without those calling a webhook unless its block is given.
 
-    ``find`` returns the id of a deployment, which actions name as ``deployment``.
+    ``find`` returns the id of a deployment, which actions name as ``deployment``; None if it is not registered, and
+    the automation is left out.
     """
     from prefect.events.schemas.automations import AutomationCore
 
@@ -102,7 +127,8 @@ def automations(webhook: UUID | None, find: Callable[[str], UUID]) -> list[Autom
             for action in actions:
                 if "deployment" in action:
                     action["deployment_id"] = find(action.pop("deployment"))
-            validated.append(AutomationCore.model_validate(automation | {"actions": actions}))
+            if None not in [action.get("deployment_id", "") for action in actions]:
+                validated.append(AutomationCore.model_validate(automation | {"actions": actions}))
     return validated
 
 

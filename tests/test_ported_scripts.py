@@ -1,5 +1,6 @@
 """Scripts and commands written for Polygraphy give the same, or better, in trtops."""
 
+import argparse
 import contextlib
 import copy
 import dataclasses
@@ -68,9 +69,11 @@ def overridden_loaders(lib: Library) -> Any:
         def call_impl(self, increment=0):
             return 2 * self.number + increment
 
+    without_input = onnx_loaders.modify_outputs(onnx.load(lib.model), outputs=["x", "y"], exclude_outputs=["x"])
     renamed = Renamed(lib.model, "mine")
     folded = Folded(renamed)
     return (
+        [output.name for output in onnx_loaders.modify_outputs(without_input, exclude_outputs=["x"]).graph.output],
         renamed().graph.name, isinstance(renamed, base.BaseLoader), Serialized(renamed)(), folded().graph.doc_string,
         folded().graph.name, Twice(3)(), Twice(3)(increment=1),
         onnx_loaders.OnnxFromPath(lib.model).call_impl().ir_version,
@@ -107,9 +110,43 @@ def overridden_runners(lib: Library) -> Any:
         feed = {name: np.ones([1, 1, 2, 2], np.float32) for name in runner.get_input_metadata()}
         sums = [float(next(iter(runner.infer(feed, True, *extra).values())).sum()) for extra in ((), (4,))]
     calls.append(round(sums[1] / sums[0], 3))
+
+    class Untimed(Constant):
+        def infer_impl(self, feed_dict):
+            return feed_dict
+
+    with Untimed("untimed") as runner:
+        runner.infer({"x": np.zeros(2, np.float32)})
+        calls.append(runner.last_inference_time())
     with Constant("mine") as runner:
+        calls.append(runner.last_inference_time())
         outputs = runner.infer({"x": np.zeros(2, np.float32)})["y"].tolist()
         return calls, outputs, runner.last_inference_time(), runner.name
+
+
+def dtypes_of_metadata(lib: Library) -> Any:
+    """What dtypes of a runner's inputs equal and have, and metadata of one library given to its data loader."""
+    loader, data_type = lib["backend.onnxrt"].SessionFromOnnx(lib.model), lib["datatype"].DataType
+    seen: list[Any] = []
+    with lib["backend.onnxrt"].OnnxrtRunner(loader) as runner:
+        for options in ({}, {"use_numpy_dtypes": True}):
+            metadata = runner.get_input_metadata(**options)
+            dtype = metadata["x"].dtype
+            seen += [
+                dtype, dtype == np.float32, dtype in [np.float32], dtype == "float32", dtype == np.int32, str(metadata),
+                {np.dtype("float32"): "key"}.get(dtype), dtype.type, dtype.kind, dtype.char, dtype.itemsize,
+                np.zeros(2, dtype).astype(dtype), type(dtype),
+            ]  # fmt: skip
+        of_polygraphy = runner.get_input_metadata(use_numpy_dtypes=False)["x"].dtype
+        seen += [of_polygraphy is data_type.FLOAT32, of_polygraphy == np.float32, of_polygraphy in [np.float32]]
+        user = lib["common"].TensorMetadata().add("x", metadata["x"].dtype, metadata["x"].shape)
+        for inputs in (metadata, user):
+            inputs["x"].shape = (1, 1, 2, 2)
+            loaders = lib["comparator"].DataLoader(input_metadata=inputs), lib["comparator"].DataLoader()
+            loaders[1].input_metadata = inputs
+            seen += [runner.infer(loader[0])["y"].sum() for loader in loaders]
+        seen += [runner.last_inference_time() > 0]
+    return list(map(str, seen))
 
 
 def changed_shapes(lib: Library) -> Any:
@@ -190,7 +227,20 @@ def helpers(lib: Library) -> Any:
     )  # fmt: skip
 
 
+def test_files_are_logged_by_description(tmp_path, capsys, caplog):
+    for root in ("polygraphy", "trtops"):
+        lib = Library(root, "")
+        with lib["logger"].G_LOGGER.verbosity(20):
+            lib["util"].save_file("[1]", tmp_path / "a", "w", description="text")
+            lib["util"].load_file(tmp_path / "a", description="text")
+            lib["json"].save_json([1], str(tmp_path / "a"), "numbers")
+
+    expected = [line.removeprefix("[I] ") for line in capsys.readouterr().out.splitlines() if "colored" not in line]
+    assert caplog.messages == expected and len(expected) == 3
+
+
 def test_network_and_config_loaders_have_call_impl():
+    from trtops import errors
     from trtops.backend import trt
 
     networks = []
@@ -208,7 +258,178 @@ def test_network_and_config_loaders_have_call_impl():
         Config(fp16=True)(Builder(), None)
     with pytest.raises(StopIteration):
         trt.CreateConfig().call_impl(Builder(), None)
+    with pytest.raises(errors.ConfigError, match="implicit batch"):
+        trt.CreateNetwork(explicit_batch=False)()
     assert len(networks) == 1
+
+
+def own_tools(lib: Library) -> Any:
+    """What tools below a parser of argparse do with groups of options, and what they return."""
+    tools, args = lib["tools"], lib["tools.args"]
+    found: list[Any] = []
+
+    class Sizes(tools.Tool):
+        """
+        Show sizes.
+
+        Of a model's inputs.
+        """
+
+        def __init__(self):
+            super().__init__("sizes")
+
+        def get_subscriptions_impl(self):
+            return [
+                args.ModelArgs(model_opt_required=True, input_shapes_opt_name="inputs", required_model_type="onnx"),
+                args.OnnxInferShapesArgs(),
+                args.OnnxLoadArgs(outputs_opt_prefix=False),
+                args.OnnxSaveArgs(),
+                args.DataLoaderArgs(),
+                args.OnnxrtSessionArgs(),
+            ]
+
+        def add_parser_args_impl(self, parser):
+            parser.add_argument("--code", type=int)
+
+        def run_impl(self, options):
+            model = self.arg_groups[args.OnnxLoadArgs].load_onnx()
+            self.arg_groups[args.OnnxSaveArgs].save_onnx(model, f"{lib.model}.{lib.root}")
+            found.append([node.op_type for node in onnx.load(f"{lib.model}.{lib.root}").graph.node])
+            found.append(
+                [value.name for value in self.arg_groups[args.OnnxrtSessionArgs].load_onnxrt_session().get_inputs()]
+            )
+            inputs = self.arg_groups[args.ModelArgs].input_shapes
+            feed = self.arg_groups[args.DataLoaderArgs].get_data_loader(inputs)[0]
+            found.append({name: (array.shape, float(array.sum())) for name, array in feed.items()})
+            found.append(self.arg_groups[args.DataLoaderArgs].is_using_random_data())
+            found.append(len(self.arg_groups[args.OnnxInferShapesArgs].infer_shapes(model, force=True).graph.output))
+            return options.code
+
+    class Group(tools.Tool):
+        """Own commands."""
+
+        def get_subtools_impl(self):
+            return "Commands", [Sizes()]
+
+    parser = argparse.ArgumentParser()
+    group = Group("own")
+    group.setup_parser(parser.add_subparsers())
+    for line in ("--inputs x:[1,1,2,2] --seed 2 --code 3", "--inputs x:[1,1,1,2] --val-range [2,2] --shape-inference"):
+        options = parser.parse_args(["own", "sizes", lib.model, *line.split()])
+        options.subcommand.parse(options)
+        found.append(options.subcommand.run(options))
+    with pytest.raises(SystemExit), contextlib.redirect_stderr(None):
+        parser.parse_args(["own", "sizes", lib.model, "--model-type", "engine"])
+    with pytest.raises(NotImplementedError):
+        Group().run_impl(None)
+    return found, group.name, group.get_subscriptions_impl(), Sizes().setup_parser().parse_args([lib.model]).code
+
+
+def registered_references(lib: Library) -> Any:
+    """What a runner computes for operators of a script, with attributes and optional inputs."""
+    references = lib["backend.pluginref.references"]
+
+    @references.register("OwnScale")
+    def run_scale(attrs, x, shift, unused=None):
+        assert unused is None
+        return [x * attrs["factor"] + (attrs["mode"] == "up"), x + shift]
+
+    model = models.model(
+        """(float[2] x) => (float[2] scaled, float[2] shifted) {
+            y = Identity(x)
+            scaled, shifted = custom.OwnScale<factor = 2.0, mode = "up">(y, one, )
+        }""",
+        {"one": np.ones(1, np.float32)},
+    )
+    with lib["backend.pluginref"].PluginRefRunner(lib["backend.onnx"].gs_from_onnx(model)) as runner:
+        outputs = runner.infer({"x": np.array([1, 3], np.float32)})
+    return {name: array.tolist() for name, array in outputs.items()}, "OwnScale" in references.OP_REGISTRY
+
+
+def own_compare_functions(lib: Library) -> Any:
+    """Verdicts and numbers of functors, thresholds and results of a script, alone and derived from the library's."""
+    comparator, serde = lib["comparator"], lib["json"]
+    compare = lib["comparator.compare"]
+
+    class CountThreshold(compare.Threshold):
+        METRIC_FIELDS = ("different",)
+
+        def __init__(self, allowed):
+            self.allowed = allowed
+
+        def passed(self, metric_values):
+            return metric_values["different"] <= self.allowed
+
+        def describe(self, metric_values):
+            passed = self.passed(metric_values)
+            return f"Different: {metric_values['different']} | {'PASSED' if passed else 'FAILED'}", passed
+
+    class CountResult(compare.CompareResult):
+        _THRESHOLD_CLASS = CountThreshold
+
+        def __init__(self, different, thresholds=None):
+            super().__init__(thresholds=thresholds)
+            self.different = different
+
+    class CountCompareFunc(compare.BaseCompareFunc):
+        _RESULT_CLASS = CountResult
+
+        def __init__(self, allowed):
+            self.allowed = allowed
+
+        def thresholds_for(self, output_name):
+            return CountThreshold(self.allowed)
+
+        def __call__(self, iter_result0, iter_result1):
+            return {
+                name: CountResult(int((array != iter_result1[name]).sum()), self.thresholds_for(name))
+                for name, array in iter_result0.items()
+            }
+
+    class Scaled(compare.SimpleCompareFunc):
+        def __init__(self, factor, **options):
+            super().__init__(**options)
+            self.factor = factor
+
+        def __call__(self, iter_result0, iter_result1):
+            scaled = comparator.IterationResult({name: self.factor * array for name, array in iter_result0.items()})
+            return super().__call__(scaled, iter_result1)
+
+    def same_sums(iter_result0, iter_result1):
+        return {name: array.sum() == iter_result1[name].sum() for name, array in iter_result0.items()}
+
+    class Plain(compare.BaseCompareFunc):
+        def __call__(self, iter_result0, iter_result1):
+            return {"y": np.bool_(True)}
+
+    serde.Encoder.register(CountThreshold)(lambda threshold: {"allowed": threshold.allowed})
+    serde.Decoder.register(CountThreshold)(lambda members: CountThreshold(members["allowed"]))
+    serde.Encoder.register(CountResult)(lambda count: {"different": count.different, "limit": count.thresholds})
+    serde.Decoder.register(CountResult)(lambda members: CountResult(members["different"], members["limit"]))
+    results = comparator.RunResults()
+    for runner, values in (("a", [1, 2, 3, 4]), ("b", [2, 4, 6, 9])):
+        results.add([{"y": np.array(values, np.float32)}, {"y": np.array(values, np.float32)[:0]}], runner_name=runner)
+    answers: list[Any] = []
+    functions = [CountCompareFunc(3), CountCompareFunc(4), Scaled(2, atol=1), Scaled(2, atol=0.5), same_sums, Plain()]
+    for function in functions:
+        accuracy = comparator.Comparator.compare_accuracy(results, compare_func=function)
+        match = accuracy[0]["a", "b"][0]["y"]
+        answers += [bool(accuracy), accuracy[0].stats(), bool(match), getattr(match, "different", None)]
+    counted = comparator.Comparator.compare_accuracy(results, compare_func=[*functions[:2]], check_average=True)
+    answers += [[bool(each) for each in counted], counted[0].describe_average(), counted[1].output_names()]
+    with tempfile.NamedTemporaryFile() as file:
+        counted.save(file.name)
+        loaded = comparator.AccuracyResults.load(file.name)
+    answers += [
+        bool(loaded),
+        bool(loaded[0].reevaluate(CountThreshold(1))),
+        bool(loaded[0].reevaluate(CountThreshold(2))),
+    ]
+    with pytest.raises(lib["exception"].PolygraphyException):
+        comparator.Comparator.compare_accuracy(results, compare_func=Plain(), check_average=True)
+    with pytest.raises(NotImplementedError):
+        compare.BaseCompareFunc()(results[0][1][0], results[1][1][0])
+    return answers
 
 
 def error_texts(lib: Library) -> Any:
@@ -236,7 +457,18 @@ def error_texts(lib: Library) -> Any:
     return reported
 
 
-IDIOMS = (overridden_loaders, overridden_runners, changed_shapes, loaded_results, helpers, error_texts)
+IDIOMS = (
+    overridden_loaders,
+    overridden_runners,
+    changed_shapes,
+    dtypes_of_metadata,
+    loaded_results,
+    helpers,
+    error_texts,
+    own_compare_functions,
+    registered_references,
+    own_tools,
+)
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)
@@ -432,8 +664,35 @@ def stripped() -> models.Case:
     return dataclasses.replace(case, name="stripped")
 
 
+def declared_types(model: onnx.ModelProto) -> dict[str, tuple[int, list[int] | None]]:
+    """Element type and shape of each tensor that a model describes; 0 stands for dynamic sizes."""
+    types: dict[str, tuple[int, list[int] | None]] = {}
+    for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
+        tensor = value.type.tensor_type
+        dims = [dim.dim_value for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+        types[value.name] = (tensor.elem_type, dims)
+    return types
+
+
+def undeclared_types(theirs: onnx.ModelProto, ours: onnx.ModelProto) -> list[Any]:
+    """What Polygraphy's model says of a tensor of ours, and ours does not, or otherwise."""
+    our_types, missing = declared_types(ours), []
+    names = {name for node in ours.graph.node for name in (*node.input, *node.output)}
+    for name, (kind, dims) in declared_types(theirs).items():
+        our_kind, our_dims = our_types.get(name, (0, None))
+        known = dims is None or (
+            our_dims is not None and len(our_dims) == len(dims) and all(d in (0, o) for d, o in zip(dims, our_dims))
+        )
+        if name in names and not (kind == our_kind and known):
+            missing.append((name, (kind, dims), our_types.get(name)))
+    return missing
+
+
 SANITIZE = "surgeon sanitize {model} -o out.onnx"
 COMMANDS = {
+    "shapes inferred": SANITIZE,
+    "not inferred": f"{SANITIZE} --no-shape-inference --cleanup",
+    "shapes overridden": f"{SANITIZE} --override-input-shapes {{shapes}}",
     "cleaned": f"{SANITIZE} --cleanup --toposort",
     "folded": f"{SANITIZE} --fold-constants --cleanup --toposort",
     "folded in one pass": f"{SANITIZE} --fold-constants --num-passes 1 --partitioning basic",
@@ -441,7 +700,8 @@ COMMANDS = {
     " --fold-size-threshold 10K --partitioning recursive --external-data-dir . --set-unbounded-dds-upper-bound 1000",
     "shapes not folded": f"{SANITIZE} --fold-constants --no-fold-shapes --no-shape-inference",
     "shapes given": f"{SANITIZE} --fold-constants --override-input-shapes {{shapes}}",
-    "shapes observed": f"{SANITIZE} --force-fallback-shape-inference --load-inputs feed.json",
+    "shapes observed": f"{SANITIZE} --force-fallback-shape-inference",
+    "shapes of data observed": f"{SANITIZE} --force-fallback-shape-inference --load-inputs feed.json",
     "all marked": f"{SANITIZE} --outputs mark all --exclude-outputs {{output}} --save-external-data w"
     " --external-data-size-threshold 0",
     "marked by type": f"{SANITIZE} --outputs-by-type {{kind}}",
@@ -463,6 +723,15 @@ BETTER = {
     ("linted", "stripped"): "trtops reports the weights, Polygraphy the node that reads them",
 }
 """Results that differ, by command and model, with the reason."""
+
+UNDECLARED = {
+    # ONNX infers no shapes of a Loop's state; Polygraphy's come from the time before the override.
+    ("shapes given", "loop"): [("last", (1, [4]), (1, None))],
+    # Polygraphy writes the sequence as a tensor.
+    ("shapes overridden", "sequence"): [("halves", (1, None), (0, None))],
+    ("shapes given", "sequence"): [("halves", (1, None), (0, None))],
+}
+"""Types and shapes that only Polygraphy's models have, by command and model."""
 
 ZOO = [make for make in (*zoo.EVALUATED, zoo.overflowing, zoo.zipmap, zoo.sequence) if make not in models.ALL]
 # Others have the nodes of these two as well.
@@ -523,8 +792,10 @@ def test_commands_do_as_much_as_polygraphys(make, tmp_path, monkeypatch, capsys)
                 assert "the_culprit" in [node.name for node in ours[2].graph.node]
                 continue
             assert [v.name for v in ours[2].graph.output] == [v.name for v in theirs[2].graph.output], label
+            assert undeclared_types(theirs[2], ours[2]) == UNDECLARED.get((label, case.name), []), label
             feed = {value.name: case.feed[value.name] for value in ours[2].graph.input}
-            if case.name not in ("no_kernel", "stripped"):
+            # With sizes of random data, the model does not accept the feed.
+            if case.name not in ("no_kernel", "stripped") and label != "shapes observed":
                 expected, actual = models.run(case.proto, case.feed), models.run(ours[2], feed)
                 if not actual.keys() <= expected.keys():  # marked by the command
                     expected = models.run(theirs[2], feed) | expected

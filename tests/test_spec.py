@@ -153,7 +153,7 @@ def test_records_survive_json_with_their_digest() -> None:
         ({"profiles": [{"shapes": [{"name": "x", "min": [1], "opt": [1]}]}]}, "profiles.0.shapes.0.max: Field req"),
         ({"options": {"kind": "tensorrt", "tf23": True}}, "unknown field 'options.TensorRTOptions.tf23'"),
         ({"calibration_samples": "64"}, "calibration_samples: expected int"),
-        ({"calibration_samples": 0}, "calibration_samples is 0; expected 1 or more"),
+        ({"calibration_samples": 0}, "calibration_samples: found 0; expected 1 or more"),
     ],
 )
 def test_damaged_configs_name_the_field(data: dict[str, Any], message: str) -> None:

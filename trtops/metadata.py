@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,6 +150,14 @@ class TensorMetadata(dict[str, TensorSpec]):
         self[name] = TensorSpec(name, dtype, bounded, docstring)  # type: ignore[arg-type]
         return self
 
+    def with_numpy_dtypes(self) -> TensorMetadata:
+        """Return a copy with numpy's dtypes; :func:`with_data_types` is the inverse."""
+        copied = with_data_types(self)
+        for spec in copied.values():
+            if spec.dtype is not None:
+                object.__setattr__(spec, "dtype", spec.dtype.numpy())
+        return copied
+
     def __setitem__(self, name: str, spec: TensorSpec) -> None:
         if not spec.name:
             spec = TensorSpec(name, spec.dtype, spec.shape, spec.docstring)
@@ -156,6 +165,14 @@ class TensorMetadata(dict[str, TensorSpec]):
 
     def __str__(self) -> str:
         return "{" + ",\n ".join(map(str, self.values())) + "}"
+
+
+def with_data_types(metadata: Mapping[str, TensorSpec]) -> TensorMetadata:
+    """Return a copy whose dtypes are members of DataType, also where they were numpy's."""
+    copied = TensorMetadata()
+    for name, spec in metadata.items():
+        copied[name] = TensorSpec(spec.name, spec.dtype, copy.copy(spec.shape), spec.docstring)
+    return copied
 
 
 # A lookup takes four microseconds, and each inference looks up the type of each input.

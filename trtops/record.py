@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 R = TypeVar("R", bound="Record")
+T = TypeVar("T")
 JSONValue: TypeAlias = "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
 
 
@@ -175,7 +176,11 @@ class Config(Record):
     """A record that users fill in: each value is checked against the type of its field, and brought to it.
 
     Lists become tuples, integers floats, paths text, and mappings the record that a field holds. A field whose metadata
-    have a function ``convert`` is what it returns.
+    have a function ``convert`` is what it returns. No number is NaN, or infinite unless the metadata have ``infinite``;
+    none is less than 0, or than their ``least`` (None for no bound), or more than their ``most``. An optional text is
+    not empty. ``file`` is what an op does with the path in a field: ``reads``, ``writes``, or writes the
+    ``weights`` of its output there (if empty, by the usual name). ``continues`` names a read file that a written one
+    may replace.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -192,6 +197,11 @@ class Config(Record):
         cls.__post_init__ = check  # type: ignore[attr-defined]
 
 
+def setting(default: T, **metadata: Any) -> T:
+    """Declare a field of a :class:`Config` with metadata: a ``count`` of 1 or more is ``setting(1, least=1)``."""
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 def _bring_to_types(config: Config) -> None:
     hints = _hints(type(config))  # type: ignore[arg-type]  # a class is hashable
     for member in _members(config):
@@ -201,10 +211,37 @@ def _bring_to_types(config: Config) -> None:
         try:
             convert = member.metadata.get("convert")
             fitted = convert(value) if convert and value is not None else _fitted(hints[member.name], value)
+            check_bounds(fitted, member.metadata)
+            if fitted == "" and member.default is None and member.metadata.get("file") != "weights":
+                raise errors.ConfigError("found an empty text; leave it out for the default")
         except errors.ConfigError as exc:
             raise errors.ConfigError(f"{type(config).__name__}.{member.name}: {exc}") from None
         if fitted is not value:
             object.__setattr__(config, member.name, fitted)
+
+
+def file_fields(config: Record) -> Iterator[tuple[str, Any, str, str]]:
+    """Yield name, value, use and continued field of each field of a config, and of its records, that is a file."""
+    for member in _members(config):
+        value = getattr(config, member.name)
+        if isinstance(value, Record):
+            yield from file_fields(value)
+        elif use := member.metadata.get("file"):
+            yield member.name, value, use, member.metadata.get("continues", "")
+
+
+def check_bounds(value: Any, metadata: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a number that is NaN, or out of the bounds of a field's metadata; see :class:`Config`."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    least, most = metadata.get("least", 0), metadata.get("most")
+    is_number = not math.isnan(value) and (metadata.get("infinite") or not math.isinf(value))
+    if is_number and (least is None or value >= least) and (most is None or value <= most):
+        return
+    bounds = [] if is_number else ["a number" if metadata.get("infinite") else "a finite number"]
+    bounds += [] if least is None else [f"{least} or more"]
+    bounds += [] if most is None else [f"at most {most}"]
+    raise errors.ConfigError(f"found {value}; expected {', '.join(bounds)}")
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from trtops import errors
 from trtops.metadata import TensorSpec
-from trtops.record import Config, JSONValue, Record, digest
+from trtops.record import Config, JSONValue, Record, digest, setting
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "fp8", "int8"]
 # What results are rounded to: a GPU may round the inputs of FP32 products to TF32.
@@ -85,7 +85,7 @@ class OnnxRuntimeOptions(Config):
     allow_approximation: bool = False  # faster but less exact choices, such as Gelu approximation, may be used
     # Maximum number of rounds, in which candidates are timed in turns with the defaults: four decide at the earliest.
     # The slower half of the candidates drops out early.
-    timing_iterations: int = 8
+    timing_iterations: int = setting(8, least=1)
     # For trying settings, in addition to the default engine. By default the time of five session starts, or of the 16
     # inferences that decide on one setting, but at least two seconds and at most ten. Settings that were not tried are
     # named in the build.
@@ -116,7 +116,7 @@ class TensorRTOptions(Config):
     strongly_typed: bool = False  # take every precision from the model itself
     precision_constraints: Literal["none", "prefer", "obey"] = "none"  # how binding per-layer precisions are
     workspace_bytes: int | None = None
-    optimization_level: int | None = None  # 0 to 5
+    optimization_level: int | None = setting(None, most=5)  # 0 to 5
     avg_timing_iterations: int | None = None  # measurements averaged for one timing of a tactic
     max_num_tactics: int | None = None  # tactics timed where there is a choice
     l2_limit_for_tiling: int | None = None  # bytes of L2 cache that tilings aim at
@@ -169,17 +169,13 @@ class BuildConfig(Config):
 
     precision: Precision = "fp32"
     profiles: tuple[OptimizationProfile, ...] = ()
-    calibration_samples: int = 64
+    calibration_samples: int = setting(64, least=1)
     calibration_fit: Literal["refuse", "partial"] = "refuse"
     keep: tuple[str, ...] = ()
     qdq_op_types: tuple[str, ...] = ()
     qdq_rules: tuple[str, ...] | None = None
     mark: tuple[str, ...] = ()
     options: BackendOptions = field(default_factory=OnnxRuntimeOptions)
-
-    def __post_init__(self) -> None:
-        if self.calibration_samples < 1:
-            raise errors.ConfigError(f"calibration_samples is {self.calibration_samples}; expected 1 or more.")
 
     @property
     def backend(self) -> BackendName:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from trtops.func import invoke_if_callable
 from trtops.lazy import known_as
+from trtops.logger import G_LOGGER
 from trtops.metadata import DEFAULT_SHAPE_VALUE
 from trtops.metadata import is_dynamic as is_dimension_dynamic
 from trtops.system.files import open_atomically, read_open_file, write_open_file
@@ -52,18 +53,28 @@ def override_dynamic_shape(shape: Iterable[Any], default_shape_value: int | None
 
 
 def load_file(src: Any, mode: str = "rb", description: str | None = None) -> Any:
-    """Return the content of a file, given by its path or open; an open file is read from its start."""
+    """Return the content of a file, given by its path or open; an open file is read from its start.
+
+    The log names a path by its ``description``.
+    """
     if not isinstance(src, (str, os.PathLike)):
         return read_open_file(src)
+    if description is not None:
+        G_LOGGER.info(f"Loading {description} from {src}")
     with open(src, mode) as file:
         return file.read()
 
 
 def save_file(contents: Any, dest: Any, mode: str = "wb", description: str | None = None) -> Any:
-    """Write bytes or text to an open file, or replace the file of a path and make its folder; returns ``dest``."""
+    """Write bytes or text to an open file, or replace the file of a path and make its folder; returns ``dest``.
+
+    The log names a path by its ``description``. Text or bytes are written as they are, whatever ``mode`` is.
+    """
     if not isinstance(dest, (str, os.PathLike)):
         write_open_file(dest, contents)
         return dest
+    if description is not None:
+        G_LOGGER.info(f"Saving {description} to {dest}")
     with open_atomically(dest) as file:
         file.write(contents.encode() if isinstance(contents, str) else contents)
     return dest

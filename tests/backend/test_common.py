@@ -68,7 +68,7 @@ def script(tmp_path: Path) -> Path:
 def test_script_functions_and_classes_are_called(script: Path) -> None:
     assert InvokeFromScript(script, "load_data")(count=2) == 42
     assert invoke_from_script(str(script), "load_data", 3) == 63
-    assert InvokeFromScript(script, "Adder")(1) == 11
+    assert InvokeFromScript(script, "Adder")(1) == InvokeFromScript(script, "Adder").by + 1 == 11
     before = list(sys.path)
     # The script is executed at every call.
     assert [invoke_from_script(script, "runs") for _ in range(2)] == [1, 1]

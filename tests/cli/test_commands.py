@@ -40,8 +40,8 @@ SCENARIOS = {
         0 run conv_net.onnx --onnxrt --onnxrt --iterations 2 --check-average --compare l2 cosine_similarity
     """,
     "no runners": """
-        0 run # No runners have been selected
-        0 run identity.onnx # --onnxrt
+        2 run # No runners have been selected
+        2 run identity.onnx # --onnxrt
         0 run identity.onnx --gen-script g.py
     """,
     "TensorFlow": """
@@ -85,7 +85,7 @@ SCENARIOS = {
         0 surgeon insert conv_net.onnx --op Clip --inputs logits --outputs logits --name cap -o capped.onnx
         0 inspect model capped.onnx --show layers # Clip
         0 run capped.onnx --onnxrt
-        3 surgeon sanitize conv_net.onnx -o conv_net.onnx # replace
+        2 surgeon sanitize conv_net.onnx -o conv_net.onnx # overwrite
         0 surgeon weight-strip conv_net.onnx -o bare.onnx
         0 surgeon weight-reconstruct bare.onnx --original conv_net.onnx -o back.onnx
         0 run conv_net.onnx --onnxrt --save-outputs o.json
@@ -246,9 +246,9 @@ def test_polygraphy_replays_are_compared(folder, capsys):
     text = f"(Implementation: 1, Tactic: 3) | Inputs: {tensors} | Outputs: {tensors}"
 
     assert run("inspect tactics replays/bad/c.json") == 0
-    assert f"Layer: conv1\n    Algorithm: {text}\n" in capsys.readouterr().out
+    assert f"[I] Layer: conv1\n        Algorithm: {text}\n" in capsys.readouterr().out
     assert run("inspect diff-tactics --dir replays") == 0
     output = capsys.readouterr().out
     loaded = "[I] Loaded 2 good tactic replays.\n[I] Loaded 1 bad tactic replays.\n[I] Found potentially bad tactics:\n"
     assert output.startswith(loaded)
-    assert f"Layer: conv1\n    Algorithms: ['{text}']\n" in output
+    assert f"[I] Layer: conv1\n        Algorithms: ['{text}']\n" in output

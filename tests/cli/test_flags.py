@@ -8,21 +8,23 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 from tests import models
 from trtops.cli import registry
-from trtops.cli.command_line import load, parser_of
+from trtops.cli.command_line import load, parser_of, refuse_overwriting_files
 from trtops.cli.commands.runs import limit, tag
 from trtops.cli.flags import Flag, Parser, UsageError, flags_of, without_effect
 from trtops.cli.logs import LOGGING
 from trtops.cli.main import main
-from trtops.cli.values import READERS, attribute, constraint, tensor, until
+from trtops.cli.values import READERS, attribute, constraint, named, tensor, until
 from trtops.comparator.table import METRICS
 from trtops.errors import ConfigError
 from trtops.json import save_json
 
-_COMPARED = " ".join(metric.function for metric in METRICS if metric.limit is not None)
+_COMPARED = " ".join(metric.key for metric in METRICS if metric.limit is not None)
 _SCRIPT = "--data-loader-script d.py"
 LINES = {
     "run": f"--onnxrt --trt; --onnxrt --trt --compare indices {_COMPARED}; --onnxrt --trt-engine e.engine; m.bin "
@@ -38,6 +40,7 @@ LINES = {
     "inspect engines": "a.json b.json; a.engine b.engine --profile; ",
     "inspect capability": "; --with-partitioning",
     "inspect calibration": "c.cache; run:c",
+    "inspect tactics": "t.json; run:c",
     "check accuracy": f"; --compare {_COMPARED}; --check-error-stat mean",
     "surgeon extract": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
     "surgeon sanitize": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
@@ -119,6 +122,8 @@ def words_of(flag: Flag) -> list[str]:
         return [next(str(word) for word in reversed(flag.choices) if str(word) != flag.usual)]
     if (flag.shown or "").startswith("N|"):
         return ["7"]
+    if flag.convert is int and "most" in flag.bounds:
+        return [str(flag.bounds["most"])]
     return SAMPLES.get(flag.convert, ["sample.py" if "FUNCTION" in (flag.shown or "") else "sample"])
 
 
@@ -211,6 +216,101 @@ def test_refused_and_idle_options_say_why(capsys):
                 assert without_effect(load(path).groups, args, words) == expected
 
 
+def test_every_output_that_is_also_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs = 0
+    for command, path in commands():
+        base = lines_of(command)[0].split()
+        flags = [flag for flag in (*flags_of_command(path), *LOGGING.flags) if flag.file and not flag.positional]
+        positional = [flag for flag in flags_of_command(path) if flag.positional and flag.file == "reads"]
+        args = parser_for(path).parse(base)
+        for output in [flag for flag in flags if flag.file == "writes"]:
+            for source in [flag for flag in (*flags, *positional) if flag.file == "reads"]:
+                name = "same.py" if "FUNCTION" in (source.shown or "") else "same.onnx"
+                (tmp_path / name).write_bytes(b"the user's file")
+                (tmp_path / "link").unlink(missing_ok=True)
+                (tmp_path / "link").hardlink_to(tmp_path / name)
+                values = {source.dest: (name, "f") if name == "same.py" else name, output.dest: "link"}
+                if source.takes == "runner":
+                    values[source.dest] = ((source.value, name),)
+                line = args.but(**{**dict.fromkeys(flag.dest for flag in (*flags, *positional)), **values})
+                pairs += 1
+                if source.dest in output.continues.split():
+                    refuse_overwriting_files(load(path), line)
+                    continue
+                with pytest.raises(ConfigError, match=f"^{re.escape(output.names[0])} would overwrite 'link'"):
+                    refuse_overwriting_files(load(path), line)
+    assert pairs > 500
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "convert identity.onnx --convert-to ort -o ./identity.onnx",
+        "convert identity.onnx --convert-to ort --log-file link.onnx",
+        "run identity.onnx --onnxrt --load-inputs i.json --save-outputs i.json",
+        "run identity.onnx --onnxrt --load-inputs folder --save-outputs folder/i.json",
+        "surgeon sanitize identity.onnx -o identity.onnx",
+        "surgeon sanitize large.onnx -o weights.bin",
+        "surgeon prune small.onnx -o other.onnx --save-external-data small.onnx",
+    ],
+)
+def test_refused_output_leaves_the_file(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("identity", "small"):
+        models.identity().write(tmp_path, name)
+    (tmp_path / "link.onnx").symlink_to("identity.onnx")
+    weights = onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["y"])], "g", [], [], [weights])
+    graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("y", 1, (4, 4)))
+    onnx.save(
+        onnx.helper.make_model(graph),
+        "large.onnx",
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
+    (tmp_path / "folder").mkdir()
+    for path in ("i.json", "folder/i.json"):
+        save_json([models.identity().feed], path)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main(line.split()) == 2
+    assert "would overwrite" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
+def wrong_words(flag: Flag) -> Iterator[str]:
+    """Words that an option must refuse."""
+    if flag.positional or flag.refuse or flag.idle or flag.takes in ("switch", "count", "rest", "runner"):
+        return
+    if flag.choices:
+        yield "nope"
+    elif flag.convert in (int, float):
+        yield "word"
+        if flag.bounds.get("least", 0) is not None:
+            yield "-1"
+        if flag.convert is float:
+            yield "nan"
+    elif flag.convert in READERS.values() and flag.convert not in (named, tensor):
+        yield "[" if "DIMS" in (flag.shown or "") else "nope:nope"
+    elif flag.file and flag.takes != "optional":
+        yield ""
+
+
+def test_wrong_words_name_the_option(capsys):
+    lines = 0
+    for command, path in commands():
+        base = lines_of(command)[0].split()
+        for flag in flags_of_command(path):
+            for word in wrong_words(flag):
+                lines += 1
+                with pytest.raises(SystemExit) as ended:
+                    parser_for(path).parse([f"{flag.names[0]}={word}", *base])
+                printed = capsys.readouterr().err
+                assert ended.value.code == 2 and flag.names[0] in printed, (command, flag.names, word)
+    assert lines > 500
+
+
 def test_fp32_contradicts_lower_precisions():
     for path in (("run",), ("convert",), ("debug", "build")):
         base = lines_of(" ".join(path))[0].split()
@@ -278,6 +378,7 @@ def test_options_reach_the_config():
     diff_config = config_of("inspect diff-tactics", "--good g --bad b")
     assert diff_config == config_of("debug diff-tactics", "g b") and (diff_config.good, diff_config.bad) == ("g", "b")
     assert config_of("inspect diff-tactics", "--runs r").runs == ("r",)
+    assert config_of("inspect diff-tactics", "8d6e3f1a 1a2b3c4d").runs == ("8d6e3f1a", "1a2b3c4d")
     assert config_of("inspect diff-tactics", "--of-experiment e").experiment == "e"
     assert config_of("inspect diff-tactics", "--dir d").folder == "d"
     assert config_of("runs audit", "--experiment e").experiment == "e"
@@ -343,6 +444,59 @@ def theirs() -> Iterator[tuple[registry.Path, argparse.ArgumentParser]]:
             yield path, subparser
 
 
+ABBREVIATED = {
+    "surgeon sanitize m.onnx --cleanup --fold-constant --toposort -o s.onnx": "--fold-constants",
+    "surgeon sanitize --override-input-s x:[7,2] -o s.onnx m.onnx": "--override-input-shapes",
+    "run m.onnx --onnxrt --input-shape x:[1,2] --save-outputs o.json": "--input-shapes",
+    "run --onnxrt m.onnx --save-output=o.json --iterations 3": "--save-outputs",
+    "run m.onnx --trt --trt-min-shape x:[1] --trt-max-shapes x:[2]": "--trt-min-shapes",
+    "convert m.onnx --fp16 --memory-pool workspace:1G -o m.engine": "--memory-pool-limit",
+    "inspect model m.onnx --show layers --display trt": "--display-as",
+    "check lint m.onnx --input-shape x:[1,2]": "--input-shapes",
+}
+"""Command lines as in public scripts, and the options that are cut short in them."""
+
+
+@pytest.mark.parametrize("line", ABBREVIATED)
+def test_abbreviated_options_mean_polygraphys(line):
+    path, words = registry.find(line.split())
+    full_name = ABBREVIATED[line]
+    short_name = next(w.partition("=")[0] for w in words if w[:8] == full_name[:8])
+    full_words = [word.replace(short_name, full_name) for word in words]
+    assert vars(parser_for(path).parse(words)) == vars(parser_for(path).parse(full_words))
+
+
+def test_options_leave_the_model_behind_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.onnx").touch()
+    for line, option, value in (
+        ("--onnxrt --precision-constraints obey m.onnx", "precision_constraints", [("", "obey")]),
+        ("--precision-constraints conv:fp16 fc:fp16 --onnxrt m.onnx", "precision_constraints",
+         [("conv", "float16"), ("fc", "float16")]),
+        ("--onnxrt --save-input-blob m.onnx", "save_input_blob", "."),
+        ("--save-input-blob blobs m.onnx --onnxrt", "save_input_blob", "blobs"),
+        ("m.onnx --onnxrt --save-input-blob", "save_input_blob", "."),
+    ):  # fmt: skip
+        args = parser_for(("run",)).parse(line.split())
+        assert (args.model_file, getattr(args, option)) == ("m.onnx", value)
+
+
+def test_abbreviations_are_unique_and_logged(tmp_path, monkeypatch, caplog, capsys):
+    monkeypatch.chdir(tmp_path)
+    models.identity().write(tmp_path)
+    assert main(["run", "identity.onnx", "--onnxrt", "--iter", "2", "--see=3", "--sav", "x"]) == 2
+    assert "--sav is ambiguous: it could be --save-" in capsys.readouterr().err
+    assert (
+        main(["debug", "reduce", "identity.onnx", "-o", "x.onnx", "--min-goo", "x", "--check", "true"]) == 2
+    )  # Polygraphy: no such option
+
+    caplog.clear()
+    assert main(["run", "identity.onnx", "--onnxrt", "--iter", "2", "--see=3", "--fp1"]) == 0
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "--fp16 has no effect here" in warnings[0] and len(warnings) == 2
+    assert "--iter is taken for --iterations, --see=3 is taken for --seed=3, --fp1 is taken for --fp16" in warnings[1]
+
+
 @pytest.mark.parity
 def test_every_polygraphy_option_is_known():
     unknown, refused, count = [], {}, 0
@@ -358,6 +512,13 @@ def test_every_polygraphy_option_is_known():
             elif our_options[spelling].refuse:
                 refused.setdefault(command, set()).add(spelling)
 
+    abbreviable = {
+        path: sorted(name for action in parser._actions for name in action.option_strings if name.startswith("--"))
+        for path, parser in theirs()
+        if parser.allow_abbrev and path not in registry.NOT_SUPPORTED
+    }
+    assert {path: parser_for(path).abbreviable() for path in abbreviable} == abbreviable
+    assert not any(parser_for(path).abbreviable() for path in {*registry.COMMANDS} - {*abbreviable})
     assert count > 1200
     assert not unknown
     assert refused == REFUSED

@@ -122,9 +122,9 @@ def test_bundles_evaluate_as_reports_do():
 
 def test_invalid_tolerances_are_refused():
     for options, message in (
-        ({"atol": -1}, "atol is -1"),
-        ({"rtol": np.nan}, "rtol is nan"),
-        ({"error_quantile": 2}, "2"),
+        ({"atol": -1}, "atol: found -1.0; expected 0 or more"),
+        ({"rtol": np.nan}, "rtol: found nan; expected a number"),
+        ({"error_quantile": 2}, "at most 1"),
     ):
         with pytest.raises(errors.ConfigError, match=message):
             Tolerances(**options)

@@ -9,7 +9,6 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.metadata import DataType
 
 
 class RunnerContract:
@@ -34,7 +33,7 @@ class RunnerContract:
     def test_input_metadata(self, make_runner):
         with make_runner(models.multi_output().proto) as runner:
             [(name, tensor)] = runner.get_input_metadata().items()
-        assert (name, tensor.dtype, tensor.shape[1]) == ("x", DataType.FLOAT32, 4)
+        assert (name, tensor.dtype, tensor.shape[1]) == ("x", np.float32, 4)
 
     def test_runner_can_be_activated_again(self, make_runner, case):
         runner = make_runner(case.proto)
@@ -52,8 +51,7 @@ class RunnerContract:
             with pytest.raises(errors.InferenceError, match="Must be activated"):
                 call()
         with runner:
-            with pytest.raises(errors.InferenceError, match="has not run"):
-                runner.last_inference_time()
+            assert runner.last_inference_time() is None
             runner.infer(case.feed)
             assert 0 < runner.last_inference_time() < 60
 

@@ -75,7 +75,8 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
     flow_run = info.tags[schema.Tag.PREFECT_FLOW_RUN]
     ours = {name: value for name, value in info.tags.items() if name.startswith("trtops.")}
     assert len(ours) <= 12 and all(len(value) <= schema.MAX_SHORT_TAG for value in ours.values()), ours
-    assert info.fact(schema.Tag.PREFECT_URL) == f"https://prefect.example.org/runs/flow-run/{flow_run}"
+    page = f"https://prefect.example.org/runs/flow-run/{flow_run}"
+    assert info.fact(schema.Tag.PREFECT_URL) == page and f"]({page})" in info.tags[schema.Tag.NOTE]
     with get_client(sync_client=True) as client:
         artifact = max(client.read_artifacts(), key=lambda artifact: artifact.created)
         flow_filter = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run)]))

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import os
+import platform
 import re
 import socket
 import subprocess
@@ -19,13 +20,16 @@ from unittest.mock import Mock
 import jinja2
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from flows.deployments import FILE, QUEUES, automations
 from tests import models
+from tests.waiting import until
 from trtops import errors, flows
 from trtops.flows.flow_of import VerdictError, flow_of, run_as_task, state_of, worth_a_retry
-from trtops.flows.reaping import settled_state
+from trtops.flows.reaping import is_repeated, settled_state
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.result import OpResult, run_step
 from trtops.record import Record, option_fields
@@ -121,6 +125,12 @@ def test_other_verdicts_fail_the_run():
     assert flow("bad").verdict == "bad"
     state = flow("bad", return_state=True)
     assert state.is_failed() and state.name == "Bad"
+    with get_client(sync_client=True) as client:
+        flow_filter = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+        # They are sent in the background.
+        until(lambda: [task.state_name for task in client.read_task_runs(flow_run_filter=flow_filter)] == ["Bad"])
+        [flow_run] = client.read_flow_runs(flow_run_filter=flow_filter)
+    assert flow_run.name == platform.node()  # this op works on nothing that a parameter names
     with pytest.raises(VerdictError):
         state.result()
     for verdict in VERDICTS:
@@ -220,25 +230,27 @@ def test_flows_folder_shows_each_flow_and_its_deployments():
 
 
 def test_automations_call_webhook_and_deployments():
-    webhook, ids = uuid.uuid4(), {f"gate/gate-{device}": uuid.uuid4() for device in ("cpu", "gpu")}
+    webhook = uuid.uuid4()
+    ids = {name: uuid.uuid4() for name in ("reap/reap-cpu", "gate/gate-cpu", "gate/gate-gpu")}
     shipped = {
         automation.name.removeprefix("trtops: "): automation for automation in automations(webhook, ids.__getitem__)
     }
     alone = automations(None, ids.__getitem__)
 
     assert list(shipped) == [
-        "flow runs without heartbeats", "bad night", "failed audit", "refused gate", "silent worker",
-        "denied tactic", "denied tactic of TensorRT",
+        "flow runs without heartbeats", "crashed flow run", "bad night", "failed audit", "refused gate",
+        "silent worker", "denied tactic", "denied tactic of TensorRT",
     ]  # fmt: skip
-    names = ("flow runs without heartbeats", "denied tactic", "denied tactic of TensorRT")
-    silent, *denied = (shipped.pop(name) for name in names)
-    assert alone == [silent, *denied]
-    for automation, deployment in zip(denied, ids.values()):
+    names = ("flow runs without heartbeats", "crashed flow run", "denied tactic", "denied tactic of TensorRT")
+    silent, crashed, *denied = (shipped.pop(name) for name in names)
+    assert alone == [silent, crashed, *denied]
+    for automation, deployment in zip((crashed, *denied), ids.values()):
         [action] = automation.actions
-        assert (
-            action.deployment_id == deployment
-            and {*action.parameters} <= inspect.signature(flows.gate).parameters.keys()
-        )
+        assert action.deployment_id == deployment
+        parameters = inspect.signature(flows.gate if automation in denied else flows.reap).parameters
+        assert set(action.parameters or ()) <= parameters.keys()
+    del ids["gate/gate-gpu"]  # without a GPU
+    assert automations(None, ids.get) == [silent, crashed, denied[0]]
     for automation in shipped.values():
         [action] = automation.actions
         assert action.block_document_id == webhook
@@ -308,6 +320,20 @@ def test_flow_without_a_server_runs_its_op(store: Path, tmp_path: Path, monkeypa
 
     info = default_tracker().info(result.run_id)
     assert info.verdict == result.verdict == "good" and Tag.PREFECT_FLOW_RUN not in info.tags
+
+
+def test_crashed_flow_run_of_a_deployment_starts_three_times():
+    current_time = datetime.now(timezone.utc)
+
+    def repeated(starts: int, kind: StateType = StateType.CRASHED, hours: int = 1, deployment: bool = True) -> bool:
+        state = State(type=kind, timestamp=current_time - timedelta(hours=hours))
+        deployment_id = uuid.uuid4() if deployment else None
+        return is_repeated(FlowRun(flow_id=uuid.uuid4(), run_count=starts, deployment_id=deployment_id), state)
+
+    assert [repeated(starts) for starts in range(5)] == [True, True, True, False, False]
+    assert not repeated(1, deployment=False)  # called by a process that is gone
+    assert not repeated(1, hours=25)
+    assert not repeated(1, StateType.FAILED) and not repeated(1, StateType.CANCELLED)
 
 
 def test_missing_server_is_reported(tmp_path: Path):

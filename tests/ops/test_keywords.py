@@ -1,13 +1,18 @@
 """Ops called from Python: options as keywords, arrays from memory, and what is refused by name."""
 
 import dataclasses
+import inspect
+import json
 import re
-from collections.abc import Callable
+import types
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import trtops
 from tests import models
@@ -15,7 +20,8 @@ from trtops import errors, verbs
 from trtops.calibration.data import data_source
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import open_feeds
-from trtops.ops.keywords import option_keywords
+from trtops.ops.keywords import config_class_of, configured, option_keywords
+from trtops.record import Config, OptionField, Record
 
 QUICK: dict[str, Any] = {"latency_runs": 1, "warm_up": 1, "plots": "never"}
 FEED = models.conv_net().feed
@@ -113,3 +119,123 @@ def test_results_are_short_as_text_and_whole_as_html_and_tables(model: Path) -> 
     frame = result.to_frame()
     assert list(frame.index) == ["scores"] and frame.loc["scores", "verdict"] == "good"
     assert 0 < frame.loc["scores", "max_abs"] < 1e-5
+
+
+def configs_of_ops() -> Iterator[tuple[str, Callable[..., Any], type[Config]]]:
+    for name in dir(trtops):
+        op = getattr(trtops, name)
+        if inspect.isfunction(op) and (cls := config_class_of(op)) is not None:
+            yield name, op, cls  # type: ignore[misc]
+
+
+def test_equal_numbers_have_equal_digests() -> None:
+    """0 and 0.0 are one value, from Python and flows, which share this path, and from YAML and stored JSON."""
+    checked = 0
+    for name, op, cls in configs_of_ops():
+        for key, option in option_keywords(op).items():
+            if float not in {option.type, *typing.get_args(option.type)}:
+                continue
+            for number in (0, 1, 2):
+                try:
+                    config = configured(cls, {option.path: number})
+                except (errors.ConfigError, TypeError):  # out of range, or a required field is missing
+                    continue
+                values = config.to_dict()
+                part: Any = values
+                for field in option.path[:-1]:
+                    part = part[field]
+                part[option.path[-1]] = number
+                written = [configured(cls, {option.path: float(number)}), cls.from_dict(values)]
+                written.append(cls.from_dict(yaml.safe_load(yaml.safe_dump(json.loads(config.to_json())))))
+                assert {other.digest for other in written} == {config.digest}, (name, key, number)
+                checked += 1
+    assert checked > 50
+
+
+def test_everything_in_a_config_is_a_config() -> None:
+    """A record that is none would keep 0 where its field is a float, and take a text for a number."""
+
+    def records(kind: Any) -> Iterator[type[Record]]:
+        if isinstance(kind, type) and issubclass(kind, Record):
+            yield kind
+        for part in typing.get_args(kind):
+            yield from records(part)
+
+    unread, seen = [cls for _, _, cls in configs_of_ops()], set()
+    for cls in unread:  # it grows
+        seen.add(cls)
+        for hint in typing.get_type_hints(cls).values():
+            unread += {*records(hint)} - seen
+    assert [cls.__name__ for cls in seen if not issubclass(cls, Config)] == []
+    assert len(seen) > 20
+
+
+def wrong_values(option: OptionField) -> Iterator[object]:
+    """Values that an option must refuse."""
+    origin, members = typing.get_origin(option.type), typing.get_args(option.type)
+    is_union = origin in (typing.Union, types.UnionType)
+    kinds = [kind for kind in (members if is_union else (option.type,)) if kind is not type(None)]
+    if option.metadata.get("convert"):
+        yield 5
+    elif kinds == [bool]:
+        yield "yes"
+    elif kinds in ([int], [float]):
+        yield "word"
+        if option.metadata.get("least", 0) is not None:
+            yield -1
+        if kinds == [float]:
+            yield float("nan")
+    elif kinds == [str]:
+        yield 3
+        if option.default != "" and option.metadata.get("file") != "weights":
+            yield ""
+    elif len(kinds) == 1 and typing.get_origin(kinds[0]) in (tuple, typing.Literal):
+        yield 3
+
+
+@pytest.mark.parametrize("name", verbs.VERBS)
+def test_wrong_values_are_refused_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    verb = verbs.__getattr__(name)
+    parameters = inspect.signature(verb).parameters.values()
+    required: dict[str, Any] = {p.name: "m.onnx" for p in parameters if p.default is p.empty and p.name != "config"}
+    required |= {
+        "inspect_engines": {"a": "a", "b": "b"}, "diff_tactics": {"folder": "f"}, "gate_all": {"models": ["m.onnx"]},
+        "accuracy": {"actual": trtops.BuildConfig()}, "reduce": {"check": lambda part: True},
+    }.get(name, {})  # fmt: skip
+    wrong = [
+        (keyword, option.name, value)
+        for keyword, option in option_keywords(verb).items()
+        for value in wrong_values(option)
+    ]
+    wrong += [(parameter, parameter, 3) for parameter in required]
+    wrong += [(p.name, p.name, "") for p in parameters if p.name == "experiment"]
+    assert wrong
+    for keyword, field, value in wrong:
+        with pytest.raises(errors.TrtopsError, match=field):
+            verb(**{**required, "tracker": trtops.MemoryTracker(), keyword: value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: trtops.sanitize("m.onnx", "m.onnx"),
+        lambda: trtops.extract("m.onnx", "other.onnx", save_as=trtops.SaveConfig(external_data="m.onnx")),
+        lambda: trtops.calibrate("m.onnx", data="d.npz", output="d.npz"),
+        lambda: trtops.reduce("m.onnx", lambda part: True, output="m.onnx"),
+        lambda: trtops.precision("m.onnx", data="d.npz", save_replay="d.npz"),
+        lambda: trtops.concat(["d.npz"], "link.npz"),
+    ],
+)
+def test_outputs_that_are_read_are_refused(
+    call: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models.conv_net().write(tmp_path, "m")
+    np.savez("d.npz", **FEED)
+    Path("link.npz").hardlink_to("d.npz")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(errors.ConfigError, match="would overwrite"):
+        call()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -11,11 +11,13 @@ from tests import models
 from tests.triage.evaluate_faults import named
 from tests.triage.planted import FAULTS, Planted
 from trtops.cli.main import main
+from trtops.comparator.report import Tolerances
+from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.triaging.op import QUESTIONS, triage
 from trtops.ops.triaging.result import TriageConfig
 from trtops.tracking.memory import MemoryTracker
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import Artifact
 
 
 def planted(name: str) -> Planted:
@@ -40,14 +42,60 @@ def test_a_sound_engine_is_good(tmp_path: Path) -> None:
     assert (result.verdict, result.kind, result.headline) == ("good", "none", "nothing is wrong")
 
 
-def test_triage_stops_after_its_time(tmp_path: Path) -> None:
+def test_open_questions_have_their_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, config = planted("overflow, dense").write(tmp_path)
     tracker = MemoryTracker()
 
-    first = triage(path, replace(config, minutes=1e-9), tracker=tracker)
+    nothing = triage(path, replace(config, minutes=1e-9), tracker=tracker)
 
-    assert first.verdict == "error" and first.next_question == QUESTIONS["data"].asks
-    assert "Stopped after" in tracker.info(first.run_id).tags[Tag.ERROR]
+    assert [step.question for step in nothing.open] == ["data", "structure", "shapes", "repeats", "golden", "build"]
+    assert (nothing.verdict, nothing.exit_code) == ("unproven", 1) and "Is the data usable?" in nothing.headline
+    assert str(nothing.next_step).startswith(f"trtops triage {path} --fp16") and "--minutes 1" in str(nothing.next_step)
+    assert str(nothing.open[1].command) == f"trtops check lint {path}"
+
+    # The time ends after the engine was built: what is known stays known.
+    costly = QUESTIONS["divergence"]._replace(cost=lambda subject: (10**9, 0))
+    monkeypatch.setitem(QUESTIONS, "divergence", costly)
+    partly = triage(path, replace(config, minutes=5.0), tracker=tracker)
+    assert (partly.verdict, partly.exit_code, partly.kind) == ("bad", 1, "none")
+    [divergence] = partly.open
+    assert str(divergence.command).startswith(f"trtops debug accuracy {path} --load-inputs") and "s." in partly.page()
+    assert tracker.info(partly.run_id).verdict == "bad" and partly.steps[-1].question == "bundle"
+
+
+def test_earlier_runs_answer_first(tmp_path: Path) -> None:
+    fault = planted("range cut, dense")
+    path, config = fault.write(tmp_path)
+    tracker = MemoryTracker()
+    check = CheckConfig(data=config.check.data)
+    conversion = ConvertConfig(build=config.build, check=check, calibration_cache=config.calibration_cache)
+    run_id = convert(path, conversion, tracker=tracker).run_id
+
+    result = triage(path, config, tracker=tracker)
+    in_no_time = triage(path, replace(config, minutes=1e-9), tracker=tracker)
+    stricter = replace(config.check, tolerances=Tolerances(max_nrmse=1e-3))
+    other = triage(path, replace(config, check=stricter), tracker=tracker)
+
+    answers = {step.question: step for step in result.steps}
+    assert named(fault, result) and run_id in answers["structure"].evidence[0]
+    assert run_id in answers["build"].evidence[0] and not tracker.find(parent=answers["build"].run_id)
+    assert "of rounding alone" in answers["precision"].evidence[0] and answers["precision"].builds == 0
+    # Nothing was run, and the engine is known to be bad because of quantization.
+    assert {step.question for step in in_no_time.steps} - {step.question for step in in_no_time.open} == {
+        *("structure", "build", "precision")
+    }
+    assert in_no_time.verdict == "bad"
+    # Within other limits, it is evaluated again.
+    [evaluated] = tracker.find(parent=next(step.run_id for step in other.steps if step.question == "build"))
+    assert evaluated.kind == "build"
+
+
+def test_limits_below_rounding_are_named(tmp_path: Path) -> None:
+    case = models.conv_net().fixed()
+    np.savez(tmp_path / "feed.npz", **case.feed)
+    check = CheckConfig(data=str(tmp_path / "feed.npz"), tolerances=Tolerances(atol=1e-12, rtol=1e-12))
+    result = triage(case.write(tmp_path), TriageConfig(check=check))
+    assert (result.verdict, result.kind, result.steps[-1].answer) == ("bad", "rounding", "the limits")
 
 
 def test_overflow_is_kept_with_its_smallest_case(tmp_path: Path) -> None:
@@ -93,4 +141,4 @@ def test_the_command_prints_each_question_once(
     )
     printed = capsys.readouterr().out
     assert code == 1
-    assert printed.count("Is the model sound, node by node?") == 1 and "Dead branch" in printed
+    assert printed.count("Is the model sound, node by node?") == 1 and "(dead branch, " in printed

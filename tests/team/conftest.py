@@ -96,8 +96,8 @@ class RunningTeam:
 
 
 @contextmanager
-def running_team(folder: Path) -> Iterator[RunningTeam]:
-    """Start servers and a worker, and end them."""
+def running_team(folder: Path, **settings: Any) -> Iterator[RunningTeam]:
+    """Start servers and a worker, and end them; ``settings`` are fields of :class:`TeamState`."""
     before = dict(os.environ)
     os.environ.update(QUICK)
     team = folder / "team"
@@ -106,7 +106,7 @@ def running_team(folder: Path) -> Iterator[RunningTeam]:
             free.bind(("127.0.0.1", 0))
         ports = first.getsockname()[1], second.getsockname()[1]
     try:
-        servers.up(team, prefect_port=ports[0], mlflow_port=ports[1], gpu=False, wait_seconds=FOR_EVER)
+        servers.up(team, prefect_port=ports[0], mlflow_port=ports[1], gpu=False, wait_seconds=FOR_EVER, **settings)
         os.environ["TRTOPS_CREDENTIALS"] = str(team / "passwords.ini")
         yield RunningTeam(team, folder)
     finally:

@@ -20,7 +20,7 @@ from tests import models
 from tests.long_runs import LONG
 from tests.team.conftest import RunningTeam, eventually, running_team
 from trtops import errors
-from trtops.team import servers
+from trtops.team import access, servers
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, tracked
 
@@ -39,17 +39,23 @@ def running(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) ->
         yield started
 
 
-@pytest.fixture(scope="module")
-def deployed(running: RunningTeam) -> RunningTeam:
-    """The servers with all deployments, which find the team's server by themselves."""
+def deploy(running: RunningTeam) -> str:
+    """Register all deployments as `make deploy` does, which finds the team's server; returns what is printed."""
     names = ("PATH", "HOME", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
     plain = {name: os.environ[name] for name in names if name in os.environ}
     environment = {**plain, "TRTOPS_HOME": str(running.folder.parent), "MLFLOW_TRACKING_URI": ""}
     command = [sys.executable, "-m", "flows.deployments"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Created the work pool trtops-gpu." in done.stdout  # the worker made the other one
-    assert "All deployments are registered" in done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def deployed(running: RunningTeam) -> RunningTeam:
+    """The servers with all deployments."""
+    text = deploy(running)
+    assert "  convert/convert-cpu\n" in text and "All deployments are registered" in text
+    assert ("  convert/convert-gpu\n" in text) == access.has_gpu() == ("No GPU here" not in text)
     automations = {automation["name"]: automation for automation in running.call("POST", "automations/filter", {})}
     silence, denied = automations.pop("trtops: flow runs without heartbeats"), automations["trtops: denied tactic"]
     assert denied["actions"][0]["deployment_id"] == running.deployment("gate/gate-cpu")["id"] and len(automations) == 2

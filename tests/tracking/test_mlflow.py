@@ -1,6 +1,7 @@
 """Trackers over MLflow keep the contract, over an embedded store and over a server, and what is MLflow's own."""
 
 import gc
+import http.server
 import itertools
 import json
 import os
@@ -161,7 +162,7 @@ def test_locked_store_is_retried_until_the_wait_ends(embedded: MlflowTracker, mo
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
     with pytest.raises(errors.TrackingUnavailableError, match="locked"):
         run.log_params({"a": 1})
-    embedded._connection._is_away = False
+    embedded._connection._refusal = None
     monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "3600")
 
     run.log_params({"a": 1})
@@ -170,8 +171,29 @@ def test_locked_store_is_retried_until_the_wait_ends(embedded: MlflowTracker, mo
     assert embedded.info(run.id).params == {"a": "1"}
 
 
+def test_silent_server_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    requests: list[float] = []
+
+    class Silent(http.server.BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            requests.append(time.monotonic())
+            time.sleep(30)  # longer than the test
+
+    monkeypatch.setenv("TRTOPS_TRACKING_WAIT", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tracker = MlflowTracker(f"http://127.0.0.1:{server.server_port}")
+        for _ in range(20):
+            with pytest.raises(errors.TrackingUnavailableError, match="did not answer"):
+                tracker.find()
+        server.shutdown()
+    assert len(requests) < 4
+
+
 def test_tracking_wait_must_be_a_number(embedded: MlflowTracker, monkeypatch: pytest.MonkeyPatch):
-    assert location.wait_seconds() == 90.0
+    assert location.wait_seconds() == 25.0
     for wrong in ("soon", "-1", "inf", "nan"):
         monkeypatch.setenv("TRTOPS_TRACKING_WAIT", wrong)
         with pytest.raises(errors.ConfigError, match="TRTOPS_TRACKING_WAIT"):

@@ -394,8 +394,9 @@ def test_run_of_a_full_store_is_spooled(memory, offline, spool) -> None:
     run.finish("good")
 
     offline.start("m", "another", kind="build").finish("bad")
+    assert offline.load(run.id).read_bytes("engine/x.plan") == b"plan"  # the run's own process reads it
     with pytest.raises(errors.LogError, match="trtops store upload"):
-        offline.load(run.id)
+        OfflineTracker(memory, spool).load(run.id)
     come_back(memory)
     assert [spooled.name for spooled in spool.runs()] == ["r", "another"]
     OfflineTracker(memory, spool).start("m", "of another process", kind="build").finish("good")
@@ -467,3 +468,14 @@ def test_default_spool_depends_on_the_store(tmp_path: Path, monkeypatch: pytest.
     assert len({default_spool(address).folder for address in places}) == 2
     monkeypatch.setenv("TRTOPS_SPOOL", str(tmp_path / "mine"))
     assert {default_spool(address).folder for address in (None, *places)} == {tmp_path / "mine"}
+
+
+def test_engine_of_a_spooled_run_is_not_accepted(offline: OfflineTracker, memory: GatedTracker) -> None:
+    go_away(memory, errors.NoRoomError)
+    run = offline.start("m", "promote", kind="promote")
+    run.log_bytes(b"engine", "engine/engine.ort")
+    run.finish("good")
+    assert offline.load(run.id).read_bytes("engine/engine.ort") == b"engine"
+    with pytest.raises(errors.LogError, match=rf"^{memory.shown} could not take run {run.id} \(gone\)"):
+        offline.register("m", run.id, "engine/engine.ort", alias="accepted")
+    assert not memory.accepted()

@@ -60,7 +60,7 @@ class SaveBytes(BaseLoader["bytes | memoryview"]):
 
 @dataclass(frozen=True)
 class InvokeFromScript(BaseLoader[Any]):
-    """Calls a function of a Python script, or an object of one of its classes.
+    """Calls a function of a Python script, or an object of one of its classes, whose other attributes are its own.
 
     The script is run at every call, with its own folder first on ``sys.path``; the caller must trust it.
     """
@@ -70,8 +70,17 @@ class InvokeFromScript(BaseLoader[Any]):
 
     def call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and return its result; ConfigError if the script does not exist or does not define the name."""
+        return self._definition()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # A compare function of a script also has thresholds.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._definition(), name)
+
+    def _definition(self) -> Any:
         definition = import_from_script(self.path, self.name)
-        return (definition() if isinstance(definition, type) else definition)(*args, **kwargs)
+        return definition() if isinstance(definition, type) else definition
 
 
 def invoke_from_script(path: str | Path, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from trtops import errors
-from trtops.metadata import TensorMetadata, check_feed
+from trtops.metadata import TensorMetadata, check_feed, with_data_types
 from trtops.system.activity import Activity
 from trtops.system.limits import time_limit
 
 if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
+
+_log = logging.getLogger(__name__)
 
 Feed: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 """Arrays by input name, in host memory unless a runner accepts others."""
@@ -99,7 +102,7 @@ class BaseRunner(ABC):
         self._require_active()
         if check_inputs:
             if self._expected_inputs is None:
-                self._expected_inputs = self.get_input_metadata()
+                self._expected_inputs = self.get_input_metadata(use_numpy_dtypes=False)
             check_feed(self._expected_inputs, feed_dict)
         implementation: Callable[..., dict[str, Any]] = self.infer_impl
         with Activity(f"running inference with {self.name}", self._seconds, self._stop_inference):
@@ -108,17 +111,17 @@ class BaseRunner(ABC):
     def get_input_metadata(self, use_numpy_dtypes: bool | None = None) -> TensorMetadata:
         """Return names, dtypes and shapes of the model's inputs, in order; only while active.
 
-        ``use_numpy_dtypes`` is accepted for Polygraphy's scripts and ignored.
+        Dtypes are numpy's, as in Polygraphy; with ``use_numpy_dtypes=False`` members of DataType.
         """
         self._require_active()
         if self._input_metadata is None:
-            self._input_metadata = self.get_input_metadata_impl()
-        return self._input_metadata
+            self._input_metadata = with_data_types(self.get_input_metadata_impl())
+        return self._input_metadata if use_numpy_dtypes is False else self._input_metadata.with_numpy_dtypes()
 
-    def last_inference_time(self) -> float:
-        """Return the seconds of the last inference inside the back end; InferenceError if there was none."""
+    def last_inference_time(self) -> float | None:
+        """Return the seconds of the last inference inside the back end; None if it was not measured."""
         if self._inference_seconds is None:
-            raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
+            _log.warning("%s: `inference_time` was not set; infer_impl() sets it after each inference", self.name)
         return self._inference_seconds
 
     def last_device_time(self) -> float | None:
@@ -138,8 +141,11 @@ class BaseRunner(ABC):
 
     @property
     def inference_time(self) -> float:
-        """The result of :meth:`last_inference_time`; subclasses set it after each inference."""
-        return self.last_inference_time()
+        """The seconds of the last inference, set by subclasses; InferenceError if there was none."""
+        seconds = self.last_inference_time()
+        if seconds is None:
+            raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
+        return seconds
 
     @inference_time.setter
     def inference_time(self, seconds: float) -> None:

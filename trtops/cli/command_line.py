@@ -1,16 +1,20 @@
 """One command of ``trtops``: its module, its options, and its job."""
 
 import contextlib
+import functools
 import importlib
 import itertools
 import logging
 import os
 import time
 import traceback
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 from trtops import terminal
 from trtops.cli import registry
-from trtops.cli.flags import Parser, UsageError, make_parser, usual_options, without_effect
+from trtops.cli.flags import CHECKS, Options, Parser, UsageError, flags_of, make_parser, usual_options, without_effect
 from trtops.cli.jobs import Command, Job, announcing
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError
@@ -25,9 +29,9 @@ _MODULES = ("run", "convert", "doctor")
 
 def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
     """Run the command of a path with the words after it, or print its help, and return the exit code."""
+    started = time.perf_counter(), time.process_time()
     command = load(path)
-    # What follows belongs to the command that checks.
-    own_words = list(itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), rest))
+    own_words = list(itertools.takewhile(lambda word: word not in CHECKS, rest))
     if "-h" in own_words and "--help" not in own_words:
         brief, left = usual_options((*command.groups, LOGGING))
         make_parser(" ".join(("trtops", *path)), command.about, brief, command.examples).print_help()
@@ -40,7 +44,9 @@ def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
             parser.extend(parser)
         parser.print_help()
         return 0
-    return _run_parsed(path, command, parser, rest, words)
+    args = parser.parse(rest)
+    args.words, args.started = ["trtops", *words], started
+    return _run_parsed(path, command, parser, args)
 
 
 def load(path: registry.Path) -> Command:
@@ -61,41 +67,80 @@ def parser_of(path: registry.Path, command: Command) -> Parser:
     """Return the parser of a command."""
     parser = make_parser(" ".join(("trtops", *path)), command.about, (*command.groups, LOGGING), command.examples)
     parser.extend = function("trtops.tools.extend") if path == ("run",) else None
+    parser.abbreviable = functools.partial(_polygraphy_options, " ".join(path))
     return parser
 
 
-def _run_parsed(path: registry.Path, command: Command, parser: Parser, rest: list[str], words: list[str]) -> int:
-    args = parser.parse(rest)
-    args.words = ["trtops", *words]
+@functools.cache
+def _polygraphy_options(command: str) -> list[str]:
+    """Return the options of Polygraphy's command that may be cut short; those of trtops would change their meaning."""
+    table = Path(__file__).with_name("polygraphy_options.txt").read_text()
+    options_by_command = dict(line.split(": ") for line in table.splitlines())
+    return options_by_command.get(command, "").split()
+
+
+def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Options) -> int:
+    try:
+        refuse_overwriting_files(command, args)  # before the log file is opened
+    except ConfigError as exc:
+        parser.error(terminal.escaped(str(exc)))
     remove_left_folders()
     with contextlib.ExitStack() as stack:
         try:
-            log = stack.enter_context(logging_as(args))
+            log = stack.enter_context(logging_as(args, path))
         except OSError as exc:
             parser.error(terminal.escaped(f"--log-file {error_text(exc)}"))
         try:
             stack.enter_context(limited_time(args.timeout))
             job = command.plan(args)
+            refuse_overwriting_files(command, args)  # of the names that the plan has chosen
         except (UsageError, ConfigError) as exc:
             parser.error(terminal.escaped(str(exc)))
         except (TrtopsError, OSError) as exc:
             log.error("%s", error_text(exc))
             return 3
         # After the plan, which has read every option that the job uses.
-        for sentence in without_effect(command.groups, args, rest):
+        for sentence in without_effect(command.groups, args, parser.words):
             log.warning("%s", sentence)
+        if parser.written_out:
+            meanings = ", ".join(f"{name} is taken for {full_name}" for name, full_name in parser.written_out.items())
+            log.warning("Abbreviated options: %s. Write them out", meanings)
         # JSON and scripts on stdout must stay free of other lines.
         if path not in registry.REPORTED or getattr(args, "json", None) or getattr(args, "gen_script", None):
-            return _execute(job, log, words)
+            return _execute(job, log, args.words)
         line = " ".join(args.words)
         log_line(f"RUNNING | Command: {line}", G_LOGGER.START)
         started = time.perf_counter()
-        code = _execute(job, log, words)
+        code = _execute(job, log, args.words)
         ended, severity = ("FAILED", G_LOGGER.ERROR) if code else ("PASSED", G_LOGGER.FINISH)
         if code == 1 and path[0] == "debug":  # the search has found bad builds, and has not failed
             ended, severity = "FINISHED", G_LOGGER.FINISH
         log_line(f"{ended} | Runtime: {time.perf_counter() - started:.3f}s | Command: {line}", severity)
         return code
+
+
+def refuse_overwriting_files(command: Command, args: Options) -> None:
+    """Raise ConfigError if an option names a file to be written that another option reads."""
+    flags = [flag for _, flag in flags_of((*command.groups, LOGGING)) if flag.file]
+    values = {flag.dest: getattr(args, flag.dest, None) for flag in flags}
+    if not any(values[flag.dest] for flag in flags if flag.file != "reads"):
+        return  # nothing is written, and the next import takes a while
+    from trtops.ops.arguments import data_path, refuse_overwriting
+
+    label_by_dest = {flag.dest: flag.names[0] for flag in flags}
+    output = getattr(args, "save_onnx", None) or getattr(args, "output", None)
+    reads, writes = list[tuple[str, Any]](), list[tuple[str, Any, Collection[str]]]()
+    for flag in flags:
+        value = values[flag.dest]
+        if flag.takes == "runner":
+            value = [word for kind, word in value or () if kind == flag.value]
+        if flag.file == "reads":
+            reads.append((flag.names[0], value))
+        elif flag.file == "writes":
+            writes.append((flag.names[0], value, [label_by_dest[dest] for dest in flag.continues.split()]))
+        elif output is not None:
+            writes.append((flag.names[0], data_path(output, value or ""), ()))
+    refuse_overwriting(reads, writes)
 
 
 def _execute(job: Job, log: logging.Logger, words: list[str]) -> int:

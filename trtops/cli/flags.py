@@ -8,15 +8,19 @@ import itertools
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NoReturn
 
 from trtops.cli import values
 from trtops.errors import near
+from trtops.record import check_bounds
 from trtops.terminal import bold
 
 Takes = Literal["one", "many", "any", "optional", "switch", "count", "repeat", "rest", "runner"]
+
+
+CHECKS = ("--check", "--check-inference")  # the command that checks follows, with options of its own
 
 
 class UsageError(Exception):
@@ -40,6 +44,10 @@ class Flag:
     usual: str = ""  # the default shown in help, where the option itself has none: that of the op
     required: bool = False
     shown: str | None = None  # what help calls the word
+    # Bounds of its numbers, as in the metadata of a config's field (trtops.record.check_bounds).
+    bounds: Mapping[str, Any] = field(default_factory=dict)
+    file: str = ""  # whether its words are paths that the command ``reads``, ``writes``, or writes ``weights`` to
+    continues: str = ""  # attributes of options whose file it may replace
     value: Any = True  # what a switch sets; the implied word of an ``optional`` one
     # Why it is not supported, and what to use instead. Such an option ends the command.
     refuse: str = ""
@@ -48,6 +56,8 @@ class Flag:
     # Attributes of other options: without one of ``needs``, or with one of ``unless``, this one has no effect.
     needs: str = ""
     unless: str = ""
+    # The value that the next word implies, which is that word or comes before it; None for the usual rules.
+    single: Callable[[str], str | None] | None = None
     derived: bool = False  # whether it stands for a config's field; it gives way to an explicit option of the same name
 
     @property
@@ -69,8 +79,9 @@ def flag(usage: str, help: str, *, to: str = "", **settings: Any) -> Flag:
             its function. Nothing after the spellings makes a switch.
         help: What it does, as a phrase.
         to: The attribute that it sets; its first long spelling by default.
-        settings: Further fields of :class:`Flag`.
+        settings: Further fields of :class:`Flag`, and bounds of its numbers: ``least``, ``most``, ``infinite``.
     """
+    bounds = {name: settings.pop(name) for name in ("least", "most", "infinite") if name in settings}
     words = usage.split()
     names = [word for word in words if word.startswith("-")]
     if not names:
@@ -88,6 +99,12 @@ def flag(usage: str, help: str, *, to: str = "", **settings: Any) -> Flag:
     elif names[0].startswith("-"):
         settings.setdefault("shown", shown)
     settings.setdefault("convert", values.READERS.get(str(shown), str))
+    if shown in ("FILE", "FILE[:FUNCTION]", "FOLDER", "PATH", "LIST") or names[0] == "model_file":
+        is_output = any(name == "--output" or name.startswith("--save-") for name in names)
+        settings.setdefault("file", "writes" if is_output else "reads")
+    if str(shown).startswith("[OUTPUT:]"):
+        bounds.setdefault("infinite", True)
+    settings.setdefault("bounds", bounds)
     first = next((name for name in names if not re.fullmatch("-[a-z]", name)), names[0])
     return Flag(names=tuple(names), help=help, dest=to or first.lstrip("-").replace("-", "_"), **settings)
 
@@ -131,6 +148,8 @@ class Group:
 class Options(argparse.Namespace):
     """The options of a command line."""
 
+    started: tuple[float, float] | None = None  # wall and CPU clock when the command began
+
     def __init__(self, **initial: Any) -> None:
         """Start with these values."""
         self.ignored: set[str] = set()
@@ -149,7 +168,7 @@ class Options(argparse.Namespace):
     def fields_of(self, config: type[Any]) -> dict[str, Any]:
         """Return the values of options called as a config's fields, where they are set; lists as tuples."""
         values = {}
-        for name, value in self.pick(*(field.name for field in fields(config))).items():
+        for name, value in self.pick(*(member.name for member in fields(config))).items():
             if value is not None:
                 values[name] = tuple(value) if isinstance(value, list) else value
         return values
@@ -173,14 +192,20 @@ class Parser(argparse.ArgumentParser):
     """An argument parser with suggestions for wrong options. Exits with 2 on wrong usage."""
 
     extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
+    abbreviable: Callable[[], Collection[str]] = tuple  # the options that may be cut short, as in Polygraphy
     option_names: Sequence[str] = ()  # the long ones, for suggestions
+    single_values: Mapping[str, Callable[[str], str | None]] = {}  # of options, by their spellings
+    words: Sequence[str] = ()  # the last line parsed, with its abbreviated options written out
+    written_out: Mapping[str, str] = {}  # these options, by what the line had
 
     def parse(self, words: Sequence[str]) -> Options:
         """Parse all words, or exit."""
-        args, left = self.parse_known_args(list(words), Options())
-        if left and self.extend is not None:  # extensions are searched only here, since that takes a while
+        # Extensions and options that may be cut short are searched only here, since that takes a while.
+        if self.extend is not None and self._unknown_options(words):
             self.extend(self)
-            args, left = self.parse_known_args(list(words), Options())
+        self.written_out = self._full_options(words)
+        self.words = self._with_single_values([self.written_out.get(word, word) for word in words])
+        args, left = self.parse_known_args(self.words, Options())
         if left:
             word = left[0].partition("=")[0]
             if not word.startswith("-"):
@@ -190,6 +215,39 @@ class Parser(argparse.ArgumentParser):
             hint = near(meant if meant in names else word, names)
             self.error(f"unknown option {word}. {hint if hint.startswith('Did') else f'See {self.prog} -h.'}")
         return args
+
+    def _unknown_options(self, words: Sequence[str]) -> list[str]:
+        """Return the words that look like options, and are none of this command."""
+        before_check = itertools.takewhile(lambda word: word not in CHECKS, words)
+        names = self._option_string_actions
+        return [w for w in before_check if re.match("--[a-z]|-[a-z]$", w) and w.partition("=")[0] not in names]
+
+    def _full_options(self, words: Sequence[str]) -> dict[str, str]:
+        """Return abbreviated options, with their values after a `=`, and the same with the option written out."""
+        written_out = {}
+        unknown = set(self._unknown_options(words))
+        for word, following in zip(words, [*words[1:], ""]):
+            name, separator, value = word.partition("=")
+            # `--precision fp16` is a guess at `--fp16`.
+            if word not in unknown or f"--{value or following}" in self.option_names:
+                continue
+            matches = [full_name for full_name in self.abbreviable() if full_name.startswith(name)]
+            meanings = {self._option_string_actions[match].dest for match in matches}
+            if len(meanings) > 1:
+                self.error(f"option {name} is ambiguous: it could be {', '.join(matches)}")
+            if meanings:
+                written_out[word] = f"{matches[0]}{separator}{value}"
+        return written_out
+
+    def _with_single_values(self, words: Sequence[str]) -> list[str]:
+        """Join options with the single value that the next word implies, so that further words are no values."""
+        joined, position = [], 0
+        while position < len(words):
+            word, following = words[position], "".join(words[position + 1 : position + 2])
+            value = self.single_values[word](following) if word in self.single_values else None
+            joined.append(word if value is None else f"{word}={value}")
+            position += 2 if value == following else 1
+        return joined
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""
@@ -214,8 +272,7 @@ def without_effect(groups: Iterable[Group], args: Options, words: Sequence[str])
     """Return a sentence for each option of a line without effect, once the command has declared what it ignores."""
     flags = {name: flag for _, flag in flags_of(groups) for name in flag.names if name.startswith("-")}
     sentences = {}
-    # What follows is the command that checks, with options of its own.
-    before_check = itertools.takewhile(lambda word: word not in ("--check", "--check-inference"), words)
+    before_check = itertools.takewhile(lambda word: word not in CHECKS, words)
     for name in (word.partition("=")[0] for word in before_check):
         flag = flags.get(name)
         if flag is not None and not args.have_effect(flag):
@@ -239,6 +296,7 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
     )
     sections: dict[str, Any] = {}
     names, places = [], ""
+    single_values: dict[str, Callable[[str], str | None]] = {}
     for title, flag in flags_of(groups):
         if title not in sections:
             sections[title] = parser.add_argument_group(title)
@@ -246,7 +304,10 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
         if flag.positional:
             places += f" {flag.shown or flag.dest}"
         names += [name for name in flag.names if name.startswith("--")]
+        if flag.single is not None:
+            single_values.update(dict.fromkeys(flag.names, flag.single))
     parser.option_names = names
+    parser.single_values = single_values
     if len(parser.format_usage()) >= 400:  # it would fill the screen
         parser.usage = f"{prog} [options]{places}"
     return parser
@@ -341,6 +402,10 @@ def _word_converter(flag: Flag) -> Callable[[str], Any]:
     def convert(word: str) -> Any:
         try:
             value = flag.convert(word)
+            for number in value if isinstance(value, tuple) else (value,):
+                check_bounds(number, flag.bounds)
+            if word == "" != flag.default and (flag.file or flag.shown == "NAME") and flag.takes != "optional":
+                raise ValueError("found an empty text; leave it out for the default")
         except ValueError as exc:
             # Messages of int() and float() speak of Python's literals.
             python = str(exc).startswith(("invalid literal", "could not"))

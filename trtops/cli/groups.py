@@ -45,7 +45,12 @@ ONNX = (ONNX_LOAD, ONNX_OUTPUTS, ONNX_SHAPE)
 # How weights are saved.
 SAVE_AS = Group(
     "ONNX saving",
-    flag("--save-external-data --external-data-path FILE?", "save weights in <model>.data or this file", value=""),
+    flag(
+        "--save-external-data --external-data-path FILE?",
+        "save weights in <model>.data or this file",
+        value="",
+        file="weights",
+    ),
     flag("--external-data-size-threshold BYTES", "smaller weights stay in the model file"),
     flag("--no-save-all-tensors-to-one-file", "one file for each weight"),
 )
@@ -58,11 +63,11 @@ DATA = Group(
     "input data",
     flag("--seed N", "seed of random data", usual="1"),
     flag("--val-range [LO,HI]+", "range of random data, for all or by input: [0,1] ids:[0,255]"),
-    flag("--int-min N", "smallest random integer", usual="0"),
-    flag("--int-max N", "largest random integer", usual="1"),
-    flag("--float-min X", "smallest random float", usual="0"),
-    flag("--float-max X", "largest random float", usual="1"),
-    flag("--iterations --iters N", "number of random feeds", usual="1, or 2 to evaluate engines"),
+    flag("--int-min N", "smallest random integer", usual="0", least=None),
+    flag("--int-max N", "largest random integer", usual="1", least=None),
+    flag("--float-min X", "smallest random float", usual="0", least=None),
+    flag("--float-max X", "largest random float", usual="1", least=None),
+    flag("--iterations --iters N", "number of random feeds", usual="1, or 2 to evaluate engines", least=1),
     flag("--data-loader-backend-module {numpy,torch}", "library that makes random arrays", usual="numpy"),
     flag("--load-inputs --load-input-data --data FILE+", "saved inputs, or a folder of them, instead of random data"),
     flag("--data-loader-script FILE[:]", "a script whose function yields feeds; load_data unless named"),
@@ -77,11 +82,11 @@ RANDOM = DATA.only(
     "seed", "val_range", "int_min", "int_max", "float_min", "float_max", "iterations", "data_loader_backend_module"
 )
 
-# Data for ops that take one source. They record it, and a range of random data could not be repeated from a record.
+# Data for ops that take one source, which they record.
 SOURCE = Group(
     DATA.title,
     INPUT_SHAPES,
-    DATA.only("seed", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name"),
+    DATA.only("seed", "val_range", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name"),
 )
 
 # For commands that use only the first feed; Polygraphy accepts the option there as well.
@@ -103,17 +108,25 @@ PRECISIONS = Group(
     flag("--fp8", "allow FP8"),
     flag("--int8", "allow INT8"),
     flag("--fp32", "allow no lower precision, which is the default"),
-    flag("--precision-constraints MODE|LAYER:TYPE+", "prefer, obey or none; or binding precisions of layers"),
+    flag(
+        "--precision-constraints MODE|LAYER:TYPE+",
+        "prefer, obey or none; or binding precisions of layers",
+        single=lambda word: word if word in values.CONSTRAINTS else None,
+    ),
     flag("--calibration-cache FILE", "INT8 calibration cache, read if it exists, otherwise written"),
     flag("--calib-base-cls --calibration-base-class CLASS", "TensorRT's calibrator class: IInt8MinMaxCalibrator"),
-    flag("--quantile X", "quantile for IInt8LegacyCalibrator", usual="0.5"),
+    flag("--quantile X", "quantile for IInt8LegacyCalibrator", usual="0.5", most=1),
     flag("--regression-cutoff X", "regression cutoff for IInt8LegacyCalibrator", usual="0.5"),
 )
 
 TRT_TACTICS = Group(
     "TensorRT tactics and timing",
     flag("--load-timing-cache FILE", "timing cache to build with; with --experiment also run:ID"),
-    flag("--save-timing-cache FILE", "timing cache to write, merged with an existing file"),
+    flag(
+        "--save-timing-cache FILE",
+        "timing cache to write, merged with an existing file",
+        continues="load_timing_cache timing_cache",
+    ),
     flag("--timing-cache FILE", "timing cache to build with and to write"),
     flag("--error-on-timing-cache-miss", "fail rather than time a tactic"),
     flag("--disable-compilation-cache", "keep compiled code out of the timing cache"),
@@ -138,11 +151,15 @@ TRT_CONFIG = Group(
     flag("--pool-limit --memory-pool-limit POOL:SIZE+", "limits of memory pools: workspace:1G"),
     flag("--workspace SIZE", "as --pool-limit workspace:SIZE"),
     flag("--preview-features FEATURE*", "preview features to switch on; all others are off"),
-    flag("--builder-optimization-level 0..5", "how hard to optimize", usual="TensorRT's own", convert=int),
+    flag("--builder-optimization-level 0..5", "how hard to optimize", usual="TensorRT's own", convert=int, most=5),
     flag(
-        "--avg-timing-iterations N", "measurements averaged per timing of a tactic", usual="TensorRT's own", convert=int
+        "--avg-timing-iterations N",
+        "measurements averaged per timing of a tactic",
+        usual="TensorRT's own",
+        convert=int,
+        least=1,
     ),
-    flag("--max-num-tactics N", "tactics timed where there is a choice", usual="TensorRT's own", convert=int),
+    flag("--max-num-tactics N", "tactics timed where there is a choice", usual="TensorRT's own", convert=int, least=1),
     flag("--l2-limit-for-tiling SIZE", "L2 cache that tilings aim at"),
     flag("--build-route TEXT", "settings of TensorRT's compiler: '-name=value -other=value'"),
     flag("--hardware-compatibility-level LEVEL", "devices that the engine should run on"),
@@ -214,13 +231,14 @@ THRESHOLDS = Group(
     flag("--rtol --rel-tol [OUTPUT:]X+", "relative tolerance"),
     flag("--atol --abs-tol [OUTPUT:]X+", "absolute tolerance"),
     flag("--check-error-stat [OUTPUT:]STAT+", "errors to check: elemwise, max, mean, median, quantile"),
-    flag("--error-quantile [OUTPUT:]Q+", "the level for quantile"),
+    flag("--error-quantile [OUTPUT:]Q+", "the level for quantile", most=1),
     flag("--index-tolerance [OUTPUT:]N+", "how many positions an index may be off"),
     *(
         flag(
             f"--{metric.option.replace('_', '-')} {' '.join(metric.other_flags)} [OUTPUT:]X+",
             f"{metric.limit_kind} {metric.label}",
             shown=f"[OUTPUT:]{metric.unit.upper() or 'X'}",
+            least=0 if metric.better == "lower" else None,
         )
         for metric in METRICS
         if metric.limit is not None
@@ -235,7 +253,7 @@ STATISTICS = Group(
     THRESHOLDS.title,
     *(
         flag
-        for flag in THRESHOLDS.without(*(f"--{m.option.replace('_', '-')}" for m in METRICS if not m.recorded)).flags
+        for flag in THRESHOLDS.flags
         if flag.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance")
     ),
 )
@@ -256,8 +274,8 @@ CHECK = Group(
     "check",
     Group(
         "",
-        flag("--fail-code --fail-returncode CODE+", "exit codes that count as failures", usual="any but 0"),
-        flag("--ignore-fail-code --ignore-fail-returncode CODE+", "exit codes that do not", usual="none"),
+        flag("--fail-code --fail-returncode CODE+", "exit codes that count as failures", usual="any but 0", least=None),
+        flag("--ignore-fail-code --ignore-fail-returncode CODE+", "exit codes that do not", usual="none", least=None),
         flag("--fail-regex REGEX+", "what the failure prints"),
         flag("--check-timeout SECONDS", "how long one check may take", usual="no limit"),
     ).each(needs="check"),
@@ -273,15 +291,19 @@ CHECK = Group(
 
 SORTING = Group(
     "sorting files",
-    flag("--artifacts FILE+", "files to sort into good/ and bad/ after each check"),
-    flag("--art-dir --artifacts-dir FOLDER", "the folder of good/ and bad/", default="trtops_artifacts"),
+    flag("--artifacts FILE+", "files to sort into good/ and bad/ after each check", file="writes"),
+    flag("--art-dir --artifacts-dir FOLDER", "the folder of good/ and bad/", default="trtops_artifacts", file="writes"),
 )
 
 ITERATING = Group(
     "iterating",
-    flag("--iter-artifact --intermediate-artifact FILE", "the file that each check reads"),
+    flag("--iter-artifact --intermediate-artifact FILE", "the file that each check reads", file="writes"),
     flag("--no-remove-intermediate", "keep that file at the end"),
-    flag("--iter-info --iteration-info FILE", "where to write the iteration's number, for the check to read"),
+    flag(
+        "--iter-info --iteration-info FILE",
+        "where to write the iteration's number, for the check to read",
+        file="writes",
+    ),
     flag("--exit-on-bad", "exit with 1 if the verdict is bad; otherwise only with --experiment"),
 )
 
@@ -293,7 +315,12 @@ UNTIL = Group(
 REPLAY = Group(
     "resuming",
     flag("--load-debug-replay FILE", "answers of an earlier search"),
-    flag("--save-debug-replay FILE", "where to save answers", default="trtops_debug_replay.json"),
+    flag(
+        "--save-debug-replay FILE",
+        "where to save answers",
+        default="trtops_debug_replay.json",
+        continues="load_debug_replay",
+    ),
 )
 
 PROVIDERS = Group(
@@ -324,7 +351,7 @@ TRACKING = Group(
     flag("--store PLACE", "the store: a folder or an MLflow server (default: TRTOPS_HOME or ./mlruns)"),
 )
 STORE = TRACKING.without("--experiment")
-ROOT = flag("--root --store FOLDER", "the store's folder or address (default: TRTOPS_HOME or ./mlruns)")
+ROOT = flag("--root --store FOLDER", "the store's folder or address (default: TRTOPS_HOME or ./mlruns)", file="")
 JSON = Group("printing", flag("--json", "print JSON"))
 PROFILE = Group("printing", flag("--profile", "print the time of each step (timing.json of the run)"))
 

@@ -94,21 +94,26 @@ def op_job(
     if not used:
         args.ignore("store")
     as_json, profiled = (bool(getattr(args, name, False)) for name in ("json", "profile"))
+    started = args.started
 
     def run() -> int:
-        from trtops.ops.result import steps_run_by  # help needs no ops
+        from trtops.ops.result import op_times, step_time, steps_run_by  # help needs no ops
 
-        arguments = [product(value) for value in inputs]
-        kwargs = {name: product(value) for name, value in options.items()}
         with contextlib.ExitStack() as stack:
+            times = stack.enter_context(op_times(started))
             stack.enter_context(steps_run_by(_announced))
+            with step_time("import"):
+                function = getattr(ops, op)
+                arguments = [product(value) for value in inputs]
+                kwargs = {name: product(value) for name, value in options.items()}
             if store != "none":
-                kwargs["tracker"] = tracker(store, store_address, kwargs.get("experiment"))
+                with step_time("open store"):
+                    kwargs["tracker"] = tracker(store, store_address, kwargs.get("experiment"))
             if isinstance(progress, tuple):
                 kwargs["progress"] = stack.enter_context(terminal.progress(*progress))
             elif progress is not None:
                 kwargs["progress"] = progress
-            result = getattr(ops, op)(*arguments, **kwargs)
+            result = function(*arguments, **kwargs)
         is_kept = store_address is not None or kwargs.get("experiment") is not None
         if store in ("temporary", "optional") and not is_kept and hasattr(result, "run_id"):
             result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process
@@ -121,9 +126,7 @@ def op_job(
         else:
             logs.say(result.text())
         if profiled:
-            from trtops.ops.result import StepTimes
-
-            logs.say(StepTimes.last.text() if StepTimes.last is not None else "")
+            logs.say(times.text())
         verdict = getattr(result, "verdict", "good")
         return code(result) if code is not None else getattr(result, "exit_code", int(verdict != "good"))
 

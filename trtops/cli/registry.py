@@ -123,7 +123,7 @@ VARIABLES = {
     "TRTOPS_HOME": "folder of the tracking store (default: ./mlruns)",
     "MLFLOW_TRACKING_URI": "an MLflow server to use instead",
     "TRTOPS_CREDENTIALS": "a file with user and password for that server",
-    "TRTOPS_TRACKING_WAIT": "seconds to wait for a store that does not answer (default: 90)",
+    "TRTOPS_TRACKING_WAIT": "seconds to wait for a store that does not answer (default: 25)",
     "TRTOPS_SPOOL": "folder of runs that the store could not take (default: <TRTOPS_HOME>/spool)",
     "TRTOPS_USE_TENSORRT_RTX": "1: use TensorRT-RTX instead of TensorRT",
     "TRTOPS_ARRAY_SWAP_THRESHOLD_MB": "larger saved arrays move to a temporary file",

@@ -4,6 +4,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
+from trtops.errors import near
+from trtops.metadata import DataType
+
 Shape: TypeAlias = tuple[int | str, ...]
 
 # Binary, as in TensorRT's own tools: 1G is 2**30 bytes.
@@ -40,7 +43,10 @@ def dimensions(text: str) -> Shape:
     if not (text.startswith("[") and text.endswith("]")):
         raise ValueError(f"{text!r} is not a shape; expected something like name:[1,3,224,224]")
     words = [word.strip() for word in text[1:-1].split(",") if word.strip()]
-    return tuple(int(word) if re.fullmatch(r"-?\d+", word) else word.strip("'\"") for word in words)
+    dims = tuple(int(word) if re.fullmatch(r"-?\d+", word) else word.strip("'\"") for word in words)
+    if any(isinstance(dim, int) and dim < -1 for dim in dims):
+        raise ValueError(f"{text!r} has a negative size; expected sizes, or -1 for an open one")
+    return dims
 
 
 def split_named(text: str, begins: str) -> tuple[str, str]:
@@ -91,7 +97,10 @@ def value_range(text: str) -> tuple[str, tuple[float, float]]:
     if len(words) != 2 or not bounds.endswith("]"):
         problem = f"expected to receive exactly 2 values, but received {len(words)}"
         raise ValueError(f"{text!r}: {problem}, in brackets as in [0,1] or name:[-1,1]")
-    return name, (number(words[0].strip()), number(words[1].strip()))
+    low, high = number(words[0].strip()), number(words[1].strip())
+    if not low <= high:
+        raise ValueError(f"{text!r}: its start exceeds its end, or one is not a number")
+    return name, (low, high)
 
 
 def pool_limit(text: str) -> tuple[str, int]:
@@ -183,18 +192,30 @@ def until(text: str) -> int | str:
 _DTYPE_BY_ALIAS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
 
 
+def _dtype(word: str) -> str:
+    """Return the name of a data type; those without a counterpart in numpy are TensorRT's own."""
+    name = _DTYPE_BY_ALIAS.get(word.lower(), word)
+    names = [*(dtype.name.lower() for dtype in DataType), "fp8", "fp4", "e8m0"]
+    if name.lower() not in names:
+        raise ValueError(f"{word!r} is not a data type. {near(word, names)}")
+    return name
+
+
 def layer_type(text: str) -> tuple[str, str]:
     """Read a layer's or tensor's data type: ``conv1:float16``, or ``conv1:fp16``."""
     name, value = split_named(text, "")
-    return name, _DTYPE_BY_ALIAS.get(value.lower(), value)
+    return name, _dtype(value)
+
+
+CONSTRAINTS = ("prefer", "obey", "none")
 
 
 def constraint(text: str) -> tuple[str, str]:
     """Read ``prefer``, ``obey`` or ``none``, or one layer's precision: ``layer:fp16``."""
     name, value = named(text)
-    if not name and value not in ("prefer", "obey", "none"):
+    if not name and value not in CONSTRAINTS:
         raise ValueError(f"{text!r}: expected prefer, obey or none, or a layer's precision such as conv1:fp16")
-    return name, _DTYPE_BY_ALIAS.get(value.lower(), value) if name else value
+    return name, _dtype(value) if name else value
 
 
 # How the value of an option is read, by what help calls it; other values are text.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from trtops.comparator.accuracy import AccuracyResults, CompareFunction, RunnerPair
     from trtops.comparator.compare import Matches
 
-__all__ = ["Comparator"]
-
 Runs: TypeAlias = RunResults | Iterable[RunResults]
 
 _log = logging.getLogger(__name__)
@@ -144,7 +142,8 @@ class Comparator:
         """
         # Slow to import, and scripts that only run runners need none of it.
         from trtops.comparator.accuracy import AccuracyResult, AccuracyResults
-        from trtops.comparator.compare import BaseCompareFunc, Cache, SimpleCompareFunc
+        from trtops.comparator.compare import Cache, PairingCompareFunc, SimpleCompareFunc
+        from trtops.comparator.metric_results import CompareResult
 
         compare_funcs = compare_func if isinstance(compare_func, Sequence) else [compare_func]
         functions = [SimpleCompareFunc() if function is None else function for function in compare_funcs]
@@ -173,10 +172,14 @@ class Comparator:
                     cache: Cache = {}
                     matches: list[Matches] = []
                     for function in functions:
-                        if isinstance(function, BaseCompareFunc):
+                        # A subclass in a script may define what a call does.
+                        own_call = type(function).__call__ is not PairingCompareFunc.__call__
+                        if isinstance(function, PairingCompareFunc) and not own_call:
                             matches.append(function.compare(result0, result1, cache))
                         else:
-                            matches.append(dict(function(result0, result1)))
+                            matches.append({})
+                            for name, value in function(result0, result1).items():
+                                matches[-1][name] = value if isinstance(value, CompareResult) else bool(value)
                     _log_compared(pair, result0, result1, matches)
                     for result, match in zip(results, matches):
                         result.dct.setdefault(pair, []).append(match)
@@ -251,7 +254,7 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
     sources = cast("list[Runs]", list(runs) if isinstance(runs, (list, tuple)) else [runs])
     streams: list[Iterable[RunResults]] = []
     for source in sources:
-        streams += [_iterations_of(*pair) for pair in source] if isinstance(source, RunResults) else [source]
+        streams += [RunResults([pair]).split() for pair in source] if isinstance(source, RunResults) else [source]
     end = object()
     with contextlib.ExitStack() as stack:
         for stream in streams:
@@ -266,12 +269,8 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
             yield RunResults(itertools.chain.from_iterable(cast("Iterable[RunResults]", group)))
 
 
-# A function of its own, because a generator in a loop would read the last runner's name.
-def _iterations_of(name: str, iterations: list[IterationResult]) -> Iterator[RunResults]:
-    return (RunResults([(name, [iteration])]) for iteration in iterations)
-
-
 def check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
+    """Raise `ConfigError` unless each function's errors have an average and no iteration will be left out."""
     if fail_fast:
         raise errors.ConfigError("check_average and fail_fast exclude each other: averages need all iterations.")
     for function in functions:

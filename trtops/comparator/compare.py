@@ -17,7 +17,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.comparator import metric_results, metrics
-from trtops.comparator.arrays import Array, dtype_name, holds_strings, permuted_axes, to_numpy
+from trtops.comparator.arrays import Array, closest_name, dtype_name, holds_strings, permuted_axes, to_numpy
 from trtops.comparator.metric_results import (
     CompareResult,
     MetricThreshold,
@@ -37,14 +37,6 @@ from trtops.comparator.report_lines import (
 )
 from trtops.comparator.results import IterationResult
 from trtops.comparator.table import COMPARISONS, Comparison
-
-__all__ = [
-    "BaseCompareFunc",
-    "CompareFunc",
-    "IndicesCompareFunc",
-    "SimpleCompareFunc",
-    *(comparison.compare_func for comparison in COMPARISONS),
-]
 
 T = TypeVar("T")
 PerOutput: TypeAlias = T | Mapping[str, T]
@@ -78,7 +70,23 @@ def _statistics(
 
 
 class BaseCompareFunc:
-    """Base of compare functions: pairs outputs, aligns shapes, stops early.
+    """Base of a user's own compare functions: called with two iterations, they return a match per output.
+
+    A match is a truth value, or a :class:`CompareResult` with numbers and a :class:`Threshold`. With
+    :meth:`thresholds_for`, matches can be averaged and evaluated again.
+    """
+
+    def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Mapping[str, Any]:
+        """Compare the outputs under test with the reference: a match per output."""
+        raise NotImplementedError
+
+    def thresholds_for(self, output_name: str) -> Threshold:
+        """The threshold of an output; by default there is none."""
+        raise NotImplementedError
+
+
+class PairingCompareFunc(BaseCompareFunc):
+    """Base of our compare functions: pairs outputs, aligns shapes, stops early.
 
     Subclasses define :meth:`thresholds_for` and :meth:`match`. They are dataclasses, in whose options None stands for
     the default.
@@ -93,7 +101,11 @@ class BaseCompareFunc:
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):  # type: ignore[arg-type]
             if getattr(self, option.name) is None and option.default is not dataclasses.MISSING:
-                object.__setattr__(self, option.name, option.default)
+                setattr(self, option.name, option.default)
+            value = getattr(self, option.name)
+            for number in value.values() if isinstance(value, Mapping) else (value,):
+                if isinstance(number, float) and math.isnan(number):
+                    raise errors.ConfigError(f"{option.name} is {value!r}; expected a number.")
 
     def __call__(self, iter_result0: IterationResult, iter_result1: IterationResult) -> Matches:
         """Compare the outputs under test with the reference: a match per output with a counterpart.
@@ -136,10 +148,6 @@ class BaseCompareFunc:
         else:
             log_lines(FINISH, f"PASSED | {self.label} | All outputs matched | Outputs: {list(matches)}", indent=1)
         return matches
-
-    def thresholds_for(self, output_name: str) -> Threshold:
-        """The threshold of an output."""
-        raise NotImplementedError
 
     def match(self, names: tuple[str, str], a: Array, b: Array, cache: Cache) -> CompareResult | bool:
         """Compare an output with its counterpart, two arrays of one shape; ``names`` are theirs."""
@@ -193,13 +201,13 @@ def _counterparts(
         if find is not None:
             names = list(find(name, index, result1) or ())
         if names is None:
-            near = [other for other in result1 if name.lower() in other.lower() or other.lower() in name.lower()]
-            names = (near or list(result1)[index : index + 1])[:1]
+            closest = closest_name(name, index, result1)
             # A name of the first result is the counterpart of that output, not of this one.
-            if not names or names[0] in result0:
+            if closest is None or closest in result0:
                 _log.warning("Output %r is skipped: %s has no counterpart for it", name, result1.runner_name)
                 continue
-            _log.warning("Output %r is taken to correspond to %r of %s", name, names[0], result1.runner_name)
+            _log.warning("Output %r is taken to correspond to %r of %s", name, closest, result1.runner_name)
+            names = [closest]
         for counterpart in names:
             if counterpart in result1:
                 yield name, counterpart
@@ -209,8 +217,9 @@ def _counterparts(
                 )
 
 
-@dataclass(frozen=True)
-class SimpleCompareFunc(BaseCompareFunc):
+# Not frozen, since subclasses in scripts set attributes of their own.
+@dataclass(unsafe_hash=True)
+class SimpleCompareFunc(PairingCompareFunc):
     """Compares errors with an absolute and a relative tolerance; errors above both fail."""
 
     label: ClassVar[str] = "simple"
@@ -293,8 +302,8 @@ class SimpleCompareFunc(BaseCompareFunc):
         return f"{start} | Output: '{name}' | Difference {end} tolerance (rel={threshold.rtol}, abs={threshold.atol})"
 
 
-@dataclass(frozen=True)
-class IndicesCompareFunc(BaseCompareFunc):
+@dataclass(unsafe_hash=True)
+class IndicesCompareFunc(PairingCompareFunc):
     """Compares indices, such as those of a top-k: each must be in the other output near its own place.
 
     ``index_tolerance`` is how many places away an index may be; as many of the last indices are not checked. Outputs
@@ -331,7 +340,7 @@ class IndicesCompareFunc(BaseCompareFunc):
         return f"{verdict} index tolerance ({_of_output(self.index_tolerance, name, 0)})"
 
 
-class MetricCompareFunc(BaseCompareFunc):
+class MetricCompareFunc(PairingCompareFunc):
     """Compares metrics of the table with limits; ``L2CompareFunc`` and so on are made from this class below."""
 
     COMPARISON: ClassVar[Comparison]
@@ -372,7 +381,7 @@ def _compare_func_class(comparison: Comparison) -> type[MetricCompareFunc]:
             ("find_output_func", "FindOutput | None", None),
         ],
         bases=(MetricCompareFunc,),
-        frozen=True,
+        unsafe_hash=True,
         namespace={
             "__doc__": f"Allows the {allowed}; other options as in :class:`SimpleCompareFunc`.",
             "__module__": __name__,

@@ -1,5 +1,6 @@
 """Inputs of models: random ones, equal in every run and on every machine, and saved ones."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,23 +10,23 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, cast_array, permuted_axes, to_numpy
+from trtops.comparator.arrays import Array, cast_array, closest_name, permuted_axes, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_saved
 from trtops.extras import require
 from trtops.metadata import (
     DEFAULT_SHAPE_VALUE,
     BoundedShape,
     DataType,
+    Dim,
     Shape,
     TensorMetadata,
     TensorSpec,
     is_dynamic,
     shape_accepts,
+    with_data_types,
 )
 from trtops.system.limits import check_array
 from trtops.torch_tensors import to_torch
-
-__all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
 
 Range: TypeAlias = tuple[float | None, float | None]
 
@@ -72,7 +73,7 @@ class DataLoader:
         """
         self.seed = DEFAULT_SEED if seed is None else seed
         self.iterations = 1 if iterations is None else iterations
-        self.user_input_metadata: Mapping[str, TensorSpec] = input_metadata or {}
+        self.user_input_metadata: Mapping[str, TensorSpec] = with_data_types(input_metadata or {})
         self.input_metadata: Mapping[str, TensorSpec] | None = None
         self.val_range: Range | Mapping[str, Range] = (0.0, 1.0) if val_range is None else val_range
         self.int_range = int_range
@@ -81,6 +82,15 @@ class DataLoader:
         self.module = data_loader_backend_module or "numpy"
         if self.module not in ("numpy", "torch"):
             raise errors.ConfigError(f"data_loader_backend_module is {self.module!r}; expected 'numpy' or 'torch'.")
+        if not 0 <= self.seed < 1 << 32 or self.iterations < 0:
+            raise errors.ConfigError(
+                f"seed is {self.seed} and iterations {self.iterations}; expected a seed from 0 to 4294967295, and 0 or "
+                "more iterations."
+            )
+        for name in self.val_range if isinstance(self.val_range, Mapping) else ("",):
+            self._value_range(name, None)
+        for special in (int_range, float_range):
+            self._value_range("", special)
 
     def __len__(self) -> int:
         return self.iterations
@@ -96,7 +106,7 @@ class DataLoader:
         """
         if index >= self.iterations:
             raise IndexError(f"iteration {index} of {self.iterations}")
-        input_specs = self.user_input_metadata if self.input_metadata is None else self.input_metadata
+        input_specs = with_data_types(self.user_input_metadata if self.input_metadata is None else self.input_metadata)
         if not input_specs:
             _log.warning("The data loader has no input metadata, and makes no inputs")
         # Polygraphy draws from numpy's legacy generator, input by input in the model's order; default_rng would give
@@ -114,11 +124,26 @@ class DataLoader:
                 ):
                     hint = errors.near(name, input_specs)
                     _log.warning("%s names %r, which is not an input of the model. %s", option, name, hint)
-        arrays = {name: self._make_input(name, spec, random) for name, spec in input_specs.items()}
+        arrays = {name: self._make_input(name, spec, random) for name, spec in self._completed(input_specs).items()}
         if self.module == "numpy":
             return arrays
         require("torch")
         return {name: to_torch(array) for name, array in arrays.items()}
+
+    def _completed(self, input_specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """Give dimensions the size that a requested shape has for the same name."""
+        sizes: dict[Dim, Dim] = {}
+        for name, spec in input_specs.items():
+            requested = self.user_input_metadata.get(name)
+            if requested is not None and requested.shape is not None:
+                sizes |= zip(spec.shape or (), requested.shape)
+        completed = {}
+        for name, spec in input_specs.items():
+            if name not in self.user_input_metadata and spec.shape is not None:
+                shape = [sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]
+                spec = dataclasses.replace(spec, shape=shape) if shape != [*spec.shape] else spec
+            completed[name] = spec
+        return completed
 
     def _make_input(self, name: str, spec: TensorSpec, random: np.random.RandomState) -> Any:
         dtype, shape = spec.dtype, spec.shape
@@ -174,8 +199,10 @@ class DataLoader:
             chosen = chosen.get(name, chosen.get("", (0.0, 1.0)))
         low, high = chosen
         low, high = 0.0 if low is None else low, 1.0 if high is None else high
-        if low > high:
-            raise errors.ConfigError(f"The range of input {name!r} is ({low}, {high}); its start exceeds its end.")
+        if not low <= high:
+            raise errors.ConfigError(
+                f"The range of input {name!r} is ({low}, {high}); its start exceeds its end, or one is not a number."
+            )
         return low, high
 
 
@@ -219,9 +246,9 @@ class DataLoaderCache:
 
     def set_input_metadata(self, input_metadata: TensorMetadata) -> None:
         """Set the next runner's inputs; the first call reads the data loader. Errors as in :func:`check_feed`."""
-        self.input_metadata = input_metadata
+        self.input_metadata = with_data_types(input_metadata)
         if hasattr(self.data_loader, "input_metadata"):
-            self.data_loader.input_metadata = input_metadata
+            self.data_loader.input_metadata = self.input_metadata
         if not self._loaded:
             self.cache = list(map(check_feed, self.data_loader))
             self._loaded = True
@@ -295,8 +322,7 @@ def _fits_spec(array: Any, spec: TensorSpec) -> bool:
 def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
     if name in feed:
         return name
-    near = [other for other in feed if name.lower() in other.lower() or other.lower() in name.lower()]
-    closest = near[0] if near else (list(feed)[index] if index < len(feed) else None)
+    closest = closest_name(name, index, feed)
     if closest is None:
         raise errors.InputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
     _log.warning("Input %r is fed with %r, whose name is closest", name, closest)

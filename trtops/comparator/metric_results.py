@@ -113,7 +113,7 @@ class CompareResult:
     The compare function sets ``output0_name``, the output's name, and ``output1_name``, that of its counterpart.
     """
 
-    THRESHOLD: ClassVar[type[Threshold]] = Threshold
+    _THRESHOLD_CLASS: ClassVar[type[Threshold]] = Threshold  # subclasses of users set it, as in Polygraphy
 
     thresholds: Any = field(default=None, kw_only=True)
     output0_name: str | None = field(default=None, init=False)
@@ -130,7 +130,7 @@ class CompareResult:
     @classmethod
     def metric_fields(cls) -> list[str]:
         """The names of the numbers."""
-        return cls.THRESHOLD.metric_fields()
+        return cls._THRESHOLD_CLASS.metric_fields()
 
     def metric_values(self) -> dict[str, float | None]:
         """The numbers by name."""
@@ -153,7 +153,10 @@ class CompareResult:
 
     @classmethod
     def average(cls, results: Sequence[CompareResult]) -> CompareResult:
-        """A result with the means of the numbers of several results of this type."""
+        """A result with the means of the numbers of several results of this type.
+
+        Its class takes the numbers by name, and ``thresholds``.
+        """
         means = {}
         for name in cls.metric_fields():
             numbers = [getattr(result, name) for result in results if getattr(result, name) is not None]
@@ -165,7 +168,7 @@ class CompareResult:
 class OutputCompareResult(CompareResult):
     """The error statistics of one output, absolute in its own unit and relative to the reference."""
 
-    THRESHOLD = SimpleThreshold
+    _THRESHOLD_CLASS = SimpleThreshold
 
     max_absdiff: float | None
     max_reldiff: float | None
@@ -228,8 +231,8 @@ def _read_number(members: Mapping[str, Any], name: str, required: bool = False) 
 
 def _read_threshold(members: Mapping[str, Any], kind: type[Any]) -> Threshold:
     threshold = members["thresholds"]
-    if not isinstance(threshold, kind.THRESHOLD):
-        actual, expected = type(threshold).__name__, kind.THRESHOLD.__name__
+    if not isinstance(threshold, kind._THRESHOLD_CLASS):
+        actual, expected = type(threshold).__name__, kind._THRESHOLD_CLASS.__name__
         raise errors.FormatError(f"the thresholds of a {kind.__name__} are a {actual}; expected a {expected}")
     return cast("Threshold", threshold)
 
@@ -272,11 +275,10 @@ def _make_classes(comparison: Comparison) -> tuple[type[MetricThreshold], type[C
     labels = " and ".join(m.described for m in metrics)
     result = make_dataclass(
         comparison.result,
-        # Polygraphy saves None for metrics that it could not compute.
-        [(m.result_field, "float") if m.recorded else (m.result_field, "float | None", None) for m in metrics],
+        [(m.result_field, "float") for m in metrics],
         bases=(CompareResult,),
         eq=False,
-        namespace={"__doc__": f"The {labels} of one output.", "__module__": __name__, "THRESHOLD": threshold},
+        namespace={"__doc__": f"The {labels} of one output.", "__module__": __name__, "_THRESHOLD_CLASS": threshold},
     )
     return threshold, result
 

@@ -17,8 +17,8 @@ from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, largest_within, to_numpy
 from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import ChannelErrors, OutputStatistics
-from trtops.comparator.table import LIMITED, RECORDED, Metric, with_fields
-from trtops.record import Config, Record
+from trtops.comparator.table import LIMITED, METRICS, Metric, with_fields
+from trtops.record import Config, Record, setting
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ Outputs: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]] | RunResul
 class OutputTolerances(Config):
     """Tolerances of one output (default: the values of :class:`Tolerances`)."""
 
-    atol: float | None = None
-    rtol: float | None = None
-    atol_of_scale: float | None = None
-    class_axis: int | None = None
+    atol: float | None = setting(None, infinite=True)
+    rtol: float | None = setting(None, infinite=True)
+    atol_of_scale: float | None = setting(None, infinite=True)
+    class_axis: int | None = setting(None, least=None)
     channels: ChannelErrors | None = None
     check_error_stat: ErrorStat | None = None
-    error_quantile: float | None = None
+    error_quantile: float | None = setting(None, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +85,14 @@ class Tolerances(Config):
         per_output: Other tolerances for single outputs, by name.
     """
 
-    atol: float = 1e-5
-    rtol: float = 1e-5
-    atol_of_scale: float | None = None
-    class_axis: int | None = None
+    atol: float = setting(1e-5, infinite=True)
+    rtol: float = setting(1e-5, infinite=True)
+    atol_of_scale: float | None = setting(None, infinite=True)
+    class_axis: int | None = setting(None, least=None)
     channels: ChannelErrors | None = None
     clamped_equal: bool | None = None
     check_error_stat: ErrorStat = "elemwise"
-    error_quantile: float = 0.99
+    error_quantile: float = setting(0.99, most=1)
     infinities_equal: bool = False
     nans_equal: bool = False
     check_dtypes: bool = True
@@ -105,13 +105,6 @@ class Tolerances(Config):
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __post_init__(self) -> None:
-        for name, value in [("atol", self.atol), ("rtol", self.rtol), ("atol_of_scale", self.atol_of_scale or 0.0)]:
-            if not value >= 0:
-                raise errors.ConfigError(f"{name} is {value}; a tolerance must be 0 or more.")
-        if not 0 <= self.error_quantile <= 1:
-            raise errors.ConfigError(f"error_quantile is {self.error_quantile}; it must be between 0 and 1.")
-
     def of(self, output: str) -> Tolerances:
         """The tolerances of one output."""
         output_tolerances = self.per_output.get(output)
@@ -123,24 +116,6 @@ class Tolerances(Config):
             if value is not None:
                 changes[option.name] = value
         return dataclasses.replace(self, per_output={}, **changes)
-
-    def implies(self, other: Tolerances) -> bool:
-        """True if every run within these tolerances is within the others; False if unknown."""
-        # By limit: whether lower values are tighter.
-        limits = {str(m.tolerance): m.better == "lower" for m in LIMITED}
-        limits |= dict.fromkeys(("atol", "rtol", "atol_of_scale"), True)
-        for output in ("", *self.per_output, *other.per_output):
-            ours, theirs = self.of(output), other.of(output)
-            for limit_field in dataclasses.fields(ours):
-                name = limit_field.name
-                limit, bound = getattr(ours, name), getattr(theirs, name)
-                if name == "atol_of_scale":  # no share is a share of 0
-                    limit, bound = limit or 0.0, bound or 0.0
-                if limit == bound or (bound is None and name in limits):
-                    continue
-                if limit is None or name not in limits or (limit < bound) != limits[name]:
-                    return False
-        return True
 
     def largest_abs(self, stats: OutputStatistics) -> float:
         """The absolute tolerance for an output, in its own unit."""
@@ -223,7 +198,7 @@ class ComparisonReport(Record):
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
         """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column."""
-        shown = [metric for metric in RECORDED if metric.column]
+        shown = [metric for metric in METRICS if metric.column]
         rows = ((o.name, o.verdict, o.decided(self.tolerances), *map(o.value, shown)) for o in self.outputs)
         return ("output", "verdict", "decided by", *(metric.column for metric in shown)), tuple(rows)
 
@@ -234,7 +209,7 @@ class ComparisonReport(Record):
         rows = []
         for output in self.outputs:
             decided = {"output": output.name, "verdict": output.verdict, "decided_by": output.decided(self.tolerances)}
-            rows.append({**decided, **{metric.name: output.value(metric) for metric in RECORDED}})
+            rows.append({**decided, **{metric.name: output.value(metric) for metric in METRICS}})
         frame: pd.DataFrame = pd.DataFrame(rows).set_index("output")
         return frame
 

@@ -33,7 +33,7 @@ def run_to_end(runner: BaseRunner, cache: DataLoaderCache, warm_up: int) -> list
     """Activate a runner, run it on all inputs, deactivate it."""
     log_lines(START, f"{runner.name:35} | Activating and starting inference")
     with runner:
-        cache.set_input_metadata(runner.get_input_metadata())
+        cache.set_input_metadata(runner.get_input_metadata(use_numpy_dtypes=False))
         count = len(cache)
         if warm_up and count:
             first = cache[0]
@@ -110,7 +110,7 @@ def stream(
     writers = Writers(*places)
     with contextlib.ExitStack() as stack:
         active = list(map(stack.enter_context, runners))
-        inputs = [runner.get_input_metadata() for runner in active]
+        inputs = [runner.get_input_metadata(use_numpy_dtypes=False) for runner in active]
         if inputs and hasattr(loader, "input_metadata"):
             loader.input_metadata = inputs[0]
         try:
@@ -142,8 +142,8 @@ class Writers:
             raise errors.ConfigError(
                 f"Inputs, outputs and raw inputs must be saved at different places; found {', '.join(real)}."
             )
-        self.inputs = IterationWriter[Any](inputs)
-        self.outputs = IterationWriter(outputs, RunResults.concat)
+        self.inputs = IterationWriter[Any](inputs, "inference input data")
+        self.outputs = IterationWriter(outputs, "inference results", RunResults.concat)
         self.blobs = None if blobs is None else Path(blobs)
         self.count = 0
 

@@ -39,12 +39,15 @@ def iterate_files(
 class IterationWriter(Generic[T]):
     """Saves iterations: to a directory at once, to a single file when it is closed; nothing without a path."""
 
-    def __init__(self, path: PathLike | None, combine: Callable[[list[T]], Any] = list) -> None:
+    def __init__(
+        self, path: PathLike | None, description: str | None = None, combine: Callable[[list[T]], Any] = list
+    ) -> None:
         """Prepare to write to a file, or without a suffix to a directory; it must be empty or not exist.
 
-        ``combine`` makes the content of a single file from all iterations.
+        ``description`` is logged with a single file, and ``combine`` makes its content from all iterations.
         """
         self.path = None if path is None else Path(path)
+        self.description = description
         self.combine = combine
         self.iterations: list[T] = []
         self.count = 0
@@ -68,7 +71,7 @@ class IterationWriter(Generic[T]):
     def close(self) -> None:
         """Write the single file."""
         if self.single_file and self.path is not None:
-            save_json(self.combine(self.iterations), self.path)
+            save_json(self.combine(self.iterations), self.path, self.description)
 
 
 def load_saved(path: PathLike) -> Any:

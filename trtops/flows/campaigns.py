@@ -12,13 +12,14 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from trtops import errors
 from trtops.extras import require
-from trtops.flows.flow_of import flow_of, open_tracker, task_of
+from trtops.flows.flow_of import flow_of, open_tracker, task_of, task_state
 from trtops.flows.slots import device_slot, in_flow
 from trtops.ops.campaign import bisect as bisects
 from trtops.ops.campaign import debug_build as debug_builds
@@ -42,7 +43,7 @@ def _make_iteration(campaign: Campaign, number: int) -> CampaignBuild:
         # A Dask worker that was started with other settings would log to a store of its own.
         raise errors.ConfigError(
             f"{platform.node()} logs to {tracker.shown}, not to the store of this flow ({exc}). Start Dask's "
-            "workers with the MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow (trtops/team/servers.md)."
+            "workers with the MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow (docs/pages/team.md)."
         ) from None
     except errors.TrackingUnavailableError:
         pass  # the spool folder keeps the iteration until the store is back
@@ -50,7 +51,13 @@ def _make_iteration(campaign: Campaign, number: int) -> CampaignBuild:
         return iterate_once(campaign.on(devices), number, tracker=tracker)
 
 
-make_iteration = task_of(_make_iteration, "iteration", run_name="iteration {number}")
+def _iteration(campaign: Campaign, number: int) -> CampaignBuild | State[CampaignBuild]:
+    """An iteration; in the state of its verdict unless that is good."""
+    build = _make_iteration(campaign, number)
+    return task_state(build, build) or build
+
+
+make_iteration = task_of(_iteration, "iteration", run_name="iteration {number}")
 
 
 @contextmanager
@@ -72,10 +79,16 @@ def spread(parallel: int, dask: str | None = None) -> Iterator[Submit]:
             done: Future[CampaignBuild] = Future()
 
             def set_outcome(finished: PrefectFuture[CampaignBuild]) -> None:
+                outcome: object
                 try:
-                    done.set_result(finished.result())
-                except BaseException as exc:  # raised where the result is waited for
-                    done.set_exception(exc)
+                    outcome = finished.result(raise_on_failure=False)
+                except BaseException as exc:
+                    outcome = exc
+                if isinstance(outcome, CampaignBuild):
+                    done.set_result(outcome)
+                else:  # raised where the result is waited for
+                    assert isinstance(outcome, BaseException)
+                    done.set_exception(outcome)
 
             task.add_done_callback(set_outcome)
             return done

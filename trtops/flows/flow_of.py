@@ -4,12 +4,14 @@ import contextlib
 import functools
 import inspect
 import logging
+import platform
 import re
 import textwrap
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import prefect.context
@@ -30,7 +32,14 @@ from trtops.flows.slots import device_slot, has_server, in_flow
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
 from trtops.ops.devices import BuildPlace
-from trtops.ops.keywords import PYTHON_ONLY, config_class_of, configured, option_keywords, takes_backend
+from trtops.ops.keywords import (
+    PYTHON_ONLY,
+    config_class_of,
+    configured,
+    leading_options,
+    option_keywords,
+    takes_backend,
+)  # fmt: skip
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record
 from trtops.reports.description import code
@@ -42,7 +51,7 @@ from trtops.tracking import schema
 from trtops.tracking.check import reap
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.store import default_tracker
-from trtops.verdict import PASSED, Verdict
+from trtops.verdict import PASSED, VERDICTS, Verdict
 
 mask_log_records()  # Prefect sends them to its server
 log = logging.getLogger(__name__)
@@ -65,8 +74,11 @@ _SHARED = {
 # Flows that make an asset of Prefect, and its kind.
 _ASSETS = {"convert": "engine", "promote": "engine", "calibrate": "calibration-cache"}
 
-# Parameters that name a flow run.
-_NAMING = ("model", "folder", "actual", "campaign_run", "run_id", "run", "resume", "precision", "backend")
+# Parameters that name a flow run; and of its config, if no parameter says on what it runs.
+_NAMING = (
+    "model", "models", "folder", "actual", "campaign_run", "run_id", "run", "runs", "resume", "precision", "backend",
+)  # fmt: skip
+_NAMING_OPTIONS = ("runs", "experiment", "folder", "experiments")
 
 
 class VerdictError(Exception):
@@ -101,6 +113,8 @@ class OpFlow(Flow[P, R]):
 
         Raises ConfigError if a parameter is invalid; the flow run is marked failed with the same message.
         """
+        if leading := leading_options(inspect.unwrap(self.fn), args):
+            args, kwargs = (), leading | kwargs
         try:
             if not has_server():
                 function: Callable[..., Any] = self.fn
@@ -145,7 +159,11 @@ def flow_of(
     def run(*args: Any, **kwargs: Any) -> Any:
         mark_op()
         arguments = dict(signature.bind(*args, **kwargs).arguments)
+        context = prefect.context.FlowRunContext.get()
+        flow_run = None if context is None else context.flow_run
         tracker, config = open_tracker(), arguments.pop("config", None)
+        if "resume" in accepted and arguments.get("resume") is None and flow_run is not None and flow_run.run_count > 1:
+            arguments["resume"] = _interrupted_run(tracker, str(flow_run.id))
         if config_class is not None:
             if config is None and base is not None:
                 config = base(tracker, arguments)
@@ -256,25 +274,42 @@ def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None,
 
 
 def run_as_task(name: str, function: Callable[[], R], *, by_steps: bool = False) -> R:
-    """Call a function as a Prefect task, or directly outside of flows. A task is retried, except inside a retried one.
+    """Call a function as a Prefect task, or directly outside of flows; the result is returned.
 
-    One that is made ``by_steps`` retries only these: a retry of the whole would leave another run in MLflow.
+    A task fails if the result's verdict is not good.
+
+    It is retried, except inside a retried task. One that is made ``by_steps`` retries only these: a retry of the whole
+    would leave another run in MLflow.
     """
     if not in_flow():
         return function()
     results: list[R] = []
 
-    def step() -> None:  # no arguments and no result: Prefect would search them for futures and keep them until the end
+    # No arguments, and no result in the state: Prefect would search them for futures and keep them until the end.
+    def step() -> State[Any] | None:
         results.append(function())
+        return task_state(results[-1])
 
     outer = prefect.context.TaskRunContext.get()
-    task_of(step, name, retries=0 if by_steps or (outer is not None and outer.task.retries) else 3)()
+    retries = 0 if by_steps or (outer is not None and outer.task.retries) else 3
+    state = task_of(step, name, retries=retries)(return_state=True)
+    if not results:
+        state.result()  # raises the error of the function
     return results[-1]
+
+
+def task_state(result: object, data: object = None) -> State[Any] | None:
+    """The state of a task with this result, and ``data`` in it; None if it has no verdict, or a good one."""
+    verdict = getattr(result, "verdict", None)
+    if verdict not in VERDICTS or verdict == "good":
+        return None
+    reasons = getattr(result, "reasons", ())
+    return state_of(verdict, next(iter(reasons), ""), masked(listed(reasons, 10, "; ")) or verdict, data)
 
 
 def worth_a_retry(task: Task[..., Any], task_run: object, state: Any) -> bool:
     """True if a failed task may be retried: transient errors of ours, and others about the network."""
-    error = state.result(raise_on_failure=False)
+    error = state.result(raise_on_failure=False)  # the result itself, for a task that failed by its verdict
     if isinstance(error, errors.TrtopsError):
         return error.transient
     return isinstance(error, (ConnectionError, TimeoutError))
@@ -289,6 +324,12 @@ def open_tracker() -> OfflineTracker:
 
 
 _reap_once = functools.cache(reap)
+
+
+def _interrupted_run(tracker: OfflineTracker, flow_run_id: str) -> str | None:
+    """The run that an earlier start of this flow run left unfinished; None if it left none."""
+    runs = tracker.find(tags={schema.Tag.PREFECT_FLOW_RUN: flow_run_id})
+    return next((info.id for info in runs if info.parent is None and info.status != "finished"), None)
 
 
 def close_runs(flow: object, flow_run: Any, state: Any) -> None:
@@ -306,8 +347,15 @@ def _run_name() -> str:
     if build is not None:  # a flow called from Python may have its options in the config alone
         of_config = {"precision": build.precision, "backend": build.backend}
         parameters = of_config | {name: value for name, value in parameters.items() if value}
-    words = [Path(str(parameters[name])).stem for name in _NAMING if parameters.get(name)]
-    return masked(" ".join(words))[:200] or "run"
+    names = [parameters[name] for name in _NAMING if parameters.get(name)]
+    if not names:
+        options = parameters | vars(parameters.get("config") or SimpleNamespace())
+        names = [options[name] for name in _NAMING_OPTIONS if options.get(name)]
+    words: list[str] = []
+    for name in names or [platform.node()]:
+        several = name if isinstance(name, (tuple, list)) else (name,)
+        words += [Path(str(value)).stem for value in several]
+    return masked(" ".join(words))[:200]
 
 
 def state_of(verdict: Verdict, reason: str, message: str, data: Any = None) -> State[Any]:

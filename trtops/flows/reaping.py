@@ -9,7 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.states import Crashed, Scheduled
+from prefect.states import AwaitingRetry, Crashed, Scheduled
 
 from trtops.flows.flow_of import flow_of, state_of
 from trtops.flows.slots import in_flow
@@ -20,6 +20,8 @@ from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
 
 _PENDING_MINUTES = 10  # after which the process of a flow run has not started, also on a busy machine
+_MOST_STARTS = 3  # of a flow run, after which it stays crashed: its model may be what kills the process
+_REPEATED_HOURS = 24  # after a crash; a flow run that crashed earlier is no longer waited for
 _MAX_FLOW_RUNS = 200  # flow runs per call, as Prefect's server allows
 _UNSETTLED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CRASHED"]}}})
 
@@ -27,7 +29,8 @@ _UNSETTLED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING"
 def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
     """Upload the spool, close runs of killed processes, and end their flow runs as their MLflow runs ended.
 
-    Removes the folders of these processes as well. Returns what was changed, a line each.
+    A flow run of a deployment that ended without a result starts again, with the same parameters, until it has started
+    three times. Removes the folders of these processes as well. Returns what was changed, a line each.
     """
     tracker.upload_spool()  # first: a run that went there is running in the store, and its process is gone
     changes = [f"Run {info.id} of a dead process is {info.status}: {info.name}" for info in check.reap(tracker)]
@@ -41,6 +44,11 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
             if state is not None:
                 client.set_flow_run_state(flow_run.id, state, force=True)
                 changes.append(f"Flow run {flow_run.name} is {state.name}")
+            if is_repeated(flow_run, state or flow_run.state):
+                # Not by force: Prefect refuses it for a flow run that another process has just scheduled.
+                message = f"Its process was killed. This is start {flow_run.run_count + 1} of {_MOST_STARTS}."
+                if client.set_flow_run_state(flow_run.id, AwaitingRetry(message=message)).status == "ACCEPT":
+                    changes.append(f"Flow run {flow_run.name} starts again")
     if changes:
         create_markdown_artifact("\n".join(f"- {change}" for change in changes), key="reap")
     return tuple(changes)
@@ -67,6 +75,14 @@ def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | No
         message = f"Its process was killed after run {first.id}."
         return state_of(first.verdict, first.tags.get(Tag.HEADLINE, ""), message)
     return Crashed(message=f"Its process was killed; run {first.id} is {first.status}.") if state.is_running() else None
+
+
+def is_repeated(flow_run: FlowRun, state: State[Any] | None) -> bool:
+    """True if a flow run in this state is to start again: a crashed one of a deployment, some times within a day."""
+    if state is None or not state.is_crashed() or flow_run.deployment_id is None:
+        return False
+    age = datetime.datetime.now(datetime.timezone.utc) - state.timestamp
+    return flow_run.run_count < _MOST_STARTS and age < datetime.timedelta(hours=_REPEATED_HOURS)
 
 
 reap = flow_of(_reap, place_of=lambda *_: None, by_steps=True)

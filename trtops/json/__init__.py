@@ -13,6 +13,7 @@ foreign or claims more than it holds raises ``FormatError``.
 """
 
 import io
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ from trtops.lazy import known_as
 from trtops.system.files import open_atomically, read_open_file, write_open_file
 
 __all__ = ["MARKER", "Decoder", "Encoder", "add_json_methods", "from_json", "load_json", "save_json", "to_json"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Source: TypeAlias = str | os.PathLike[str] | IO[str] | IO[bytes]
@@ -49,11 +52,14 @@ def save_json(obj: object, dest: Source, description: str | None = None) -> None
     """Save JSON values, arrays, and objects of registered types to a file.
 
     A path is replaced when the file is complete: by an archive if it ends in ``.npz``, otherwise by JSON. An open file
-    gets JSON. FormatError if something has no saved form; the path is left as it was. ``description`` has no effect.
+    gets JSON. The log names a path by its ``description``. FormatError if something has no saved form; the path is left
+    as it was.
     """
     from trtops.json.formats import ArchiveWriter, TextWriter
 
     if isinstance(dest, (str, os.PathLike)):
+        if description is not None:
+            _log.info("Saving %s to %s", description, os.fspath(dest), extra={"on_stdout": True})
         with open_atomically(dest) as file:
             if Path(dest).suffix == ".npz":
                 ArchiveWriter(file).write_archive(obj)
@@ -75,9 +81,11 @@ def load_json(src: Source, description: str | None = None) -> Any:
 
     if isinstance(src, (str, os.PathLike)):
         name = f"{description + ' ' if description else ''}{os.fspath(src)}"
-        with open(src, "rb") as file:
-            if file.peek(2)[:2] == b"PK":
-                return load_archive(file, name)
+        with open(src, "rb", buffering=0) as file:  # a buffer would be copied once more
+            start = file.read(2)
+            file.seek(0)
+            if start == b"PK":
+                return load_archive(io.BufferedReader(file), name)
             content: str | bytes = file.read()
     else:
         name, content = description or "the file", read_open_file(src)

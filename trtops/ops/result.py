@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from trtops.terminal import one_line
 from trtops.verdict import MARKS
 
 if TYPE_CHECKING:
-    from trtops.reports.document import Document, Section
+    from trtops.reports.document import Document, Section, Table
     from trtops.tracking.base import Run, Tracker
     from trtops.tracking.schema import Kind
     from trtops.verdict import Verdict
@@ -38,6 +38,15 @@ OnProgress: TypeAlias = Callable[[int, "int | None"], None]
 StepRunner: TypeAlias = Callable[[str, Callable[[], Any]], Any]
 """Calls a function as a step of the given name, and returns its result."""
 
+# The columns of a screen, and of its labels; and the largest number of lines of texts, less and less of them.
+_SCREEN_COLUMNS, _LABEL = 80, 9
+_LINES_OF_TEXTS: tuple[Mapping[str, int], ...] = (
+    {"verdict:": 2, "because:": 3, "checked:": 3, "needed:": 3, "figures:": 2},
+    {"verdict:": 2, "because:": 3, "checked:": 2, "needed:": 3, "figures:": 2},
+    {"verdict:": 2, "because:": 2, "checked:": 1, "needed:": 2, "figures:": 2},
+    {"verdict:": 1, "because:": 1, "checked:": 1, "needed:": 1, "figures:": 1},
+)
+
 LONGEST_NAME = 250  # characters of a run's name that stores accept
 
 # Variables of the context, since flows run ops in several threads of one process.
@@ -46,27 +55,44 @@ _step_times: ContextVar[StepTimes | None] = ContextVar("step_times", default=Non
 
 
 class StepTimes:
-    """Wall and CPU seconds of the steps of an op. CPU time covers this process, all threads together."""
+    """Wall and CPU seconds of the steps of an op. CPU time covers this process, all threads together.
 
-    last: StepTimes | None = None  # those of the op that ended last
+    The time of a step below another counts for the inner one only. Steps of the same name add up.
+    """
 
-    def __init__(self) -> None:
-        self._start = _clocks()
+    def __init__(self, since: tuple[float, float] | None = None) -> None:
+        """Start to measure; the time ``since`` earlier clocks is the step ``start``."""
+        self.in_use = False  # by an op; the ops that it calls have times of their own
+        self._start = self._counted_until = since or _clocks()
+        self._running: list[str] = []
         self._steps: dict[str, tuple[float, float]] = {}
+        if since is not None:
+            self._count("start")
 
-    def add(self, name: str, since: tuple[float, float]) -> None:
-        """Add the time since a step began. Steps of the same name add up."""
-        (wall, cpu), current = self._steps.get(name, (0.0, 0.0)), _clocks()
-        self._steps[name] = wall + current[0] - since[0], cpu + current[1] - since[1]
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Measure a block as a step."""
+        self._count(self._running[-1] if self._running else "other")
+        self._steps.setdefault(name, (0.0, 0.0))
+        self._running.append(name)
+        try:
+            yield
+        finally:
+            self._count(self._running.pop())
+
+    def _count(self, name: str) -> None:
+        """Add the time since the last call to a step."""
+        wall, cpu = self._steps.get(name, (0.0, 0.0))
+        before, self._counted_until = self._counted_until, _clocks()
+        self._steps[name] = wall + self._counted_until[0] - before[0], cpu + self._counted_until[1] - before[1]
 
     def to_dict(self) -> dict[str, Any]:
         """``seconds`` and ``cpu_seconds`` of each step, of ``other`` work, and in ``total``, so far."""
-        wall, cpu = (current - start for current, start in zip(_clocks(), self._start))
-        other = (
-            wall - sum(step_times[0] for step_times in self._steps.values()),
-            cpu - sum(step_times[1] for step_times in self._steps.values()),
-        )
-        named = {**self._steps, "other": other, "total": (wall, cpu)}
+        self._count(self._running[-1] if self._running else "other")
+        steps = dict(self._steps)
+        other = steps.pop("other", (0.0, 0.0))
+        total = tuple(current - start for current, start in zip(self._counted_until, self._start))
+        named = {**steps, "other": other, "total": total}
         return {name: {"seconds": round(w, 4), "cpu_seconds": round(c, 4)} for name, (w, c) in named.items()}
 
     def text(self) -> str:
@@ -130,36 +156,58 @@ class OpResult(Record):
 
     @property
     def figures(self) -> str:
-        """Size and speed in a line; empty for results without them."""
+        """Size and speed, or the work that was done, in a line; empty for results without them."""
         return ""
 
-    def screen(self) -> str:
-        """Return what a terminal shows above the verdict, as Markdown; by default the page."""
-        return self.page()
+    @property
+    def because(self) -> tuple[str, ...]:
+        """Sentences that explain the verdict on a screen (default: the ``reasons``)."""
+        return getattr(self, "reasons", ())
 
-    def summary_lines(self, most: int | None = None, cut: str = " ...") -> str:
-        """Verdict, first reasons, evidence, required inputs, figures, and the run; no run if none was kept.
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, with the outcome if it says more."""
+        return self.verdict if self.headline == self.verdict else f"{self.verdict} ({self.headline})"
 
-        ``most`` is the largest number of lines of each text (default: all of it); ``cut`` ends a longer one.
+    def overview(self) -> Table | None:
+        """Return the table that a screen shows above the verdict; by default none."""
+        return None
+
+    def screen(self, step: NextStep | None = None, most: int | None = None, cut: str = " ...") -> list[str]:
+        """Return verdict, first reasons, evidence, required inputs, figures, run and next step in 80 columns.
+
+        Args:
+            step: The next step.
+            most: The number of lines above which longer texts are cut; all of them by default.
+            cut: The end of a text that was cut.
         """
-        verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
-        reasons: tuple[str, ...] = getattr(self, "reasons", ())
-        reasons_text = listed(
-            (textwrap.shorten(one_line(reason), 240, placeholder=" ...") for reason in reasons), 2, "; "
-        )
-        checked = "checked: " if reasons_text else "because: "
-        for label, text in (("because: ", reasons_text), (checked, self.evidence), ("needed:  ", self.needed)):
-            if text:
-                verdict += "\n" + textwrap.fill(
-                    text, 80, initial_indent=label, subsequent_indent=" " * 9, max_lines=most, placeholder=cut
+        sentences = [textwrap.shorten(one_line(text.rstrip(". \n")), 240, placeholder=" ...") for text in self.because]
+        because = listed(sentences, 2, "; ")
+        texts = {
+            "verdict:": self.verdict_text,
+            "because:": because or self.evidence,
+            "checked:": self.evidence if because else "",
+            "needed:": self.needed,
+            "figures:": self.figures,
+            "run:": self.run_id,
+            "first:": "" if step is None else step.first,
+        }
+        command = [] if step is None else step.lines(_SCREEN_COLUMNS - _LABEL)
+        for limits in _LINES_OF_TEXTS if most is not None else ({},):
+            lines = []
+            for label, text in texts.items():
+                shown = textwrap.wrap(
+                    one_line(text), _SCREEN_COLUMNS - _LABEL, max_lines=limits.get(label), placeholder=cut
                 )
-        verdict += f"\nfigures: {self.figures}" if self.figures else ""
-        return f"verdict: {verdict}" + (f"\nrun:     {self.run_id}" if self.run_id else "")
+                lines += _labelled(label, shown)
+            lines += _labelled("next:", command)
+            if most is None or len(lines) <= most:
+                break
+        return lines
 
     def __str__(self) -> str:
-        """Verdict, reasons, run and next step."""
-        step = "" if self.next_step is None else f"\nnext:    {one_line(str(self.next_step))}"
-        return self.summary_lines() + step
+        """The screen, uncut."""
+        return "\n".join(self.screen(self.next_step))
 
     def _repr_html_(self) -> str:
         """The page, for notebooks."""
@@ -189,15 +237,16 @@ class OpResult(Record):
             title=self.title,
             verdict=self.verdict,
             headline=self.headline,
-            reasons=(*getattr(self, "reasons", ()), *filter(None, (self.needed,))),
-            next=one_line(str(self.next_step or "")),
+            reasons=tuple(map(one_line, (*getattr(self, "reasons", ()), *filter(None, (self.needed,))))),
+            next=str(self.next_step or ""),
             sections=tuple(self.sections()),
         )
 
     def page(self) -> str:
         """The result as a page of Markdown: heading, reasons, :meth:`body`, and a link to the run."""
-        lines = [f"# {self.title}: {self.headline}" if self.title else f"# {self.headline}", ""]
-        reasons = [f"- {reason}" for reason in getattr(self, "reasons", ())]
+        heading = f"{self.title}: {self.headline}" if self.title else self.headline
+        lines = [f"# {one_line(heading)}", ""]
+        reasons = [f"- {one_line(reason)}" for reason in getattr(self, "reasons", ())]
         lines += [*reasons, *([""] if reasons else []), *self.body()]
         if self.url:
             run = f"[{self.run_id}]({self.url})" if self.url.startswith("http") else f"`{self.run_id}`"
@@ -254,10 +303,11 @@ class OpRun:
         if artifact:
             self.run.log_json(result, artifact)
         if self.tracker is not None and installed("jinja2", "markdown_it"):
-            from trtops.reports.present import present  # imports templates and Markdown
+            with step_time("draw report"):
+                from trtops.reports.present import present  # imports templates and Markdown
 
-            document = replace(result.document(), title=title)
-            present(self.run, self.tracker, document if evaluated else replace(document, verdict=""))
+                document = replace(result.document(), title=title)
+                present(self.run, self.tracker, document if evaluated else replace(document, verdict=""))
         if (times := _step_times.get()) is not None:
             self.run.log_json(times.to_dict(), Artifact.TIMING)
         self.run.finish(result.verdict if evaluated else None)
@@ -283,11 +333,10 @@ def op_run(
     from trtops.tracking.no_run import NO_RUN
 
     mark_op()
-    outer, times = _step_times.get(), StepTimes()
-    _step_times.set(times)
     if experiment is None:
         experiment = "" if model is None else Path(model).stem
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(op_times()).in_use = True
         if tracker is None:
             yield OpRun(NO_RUN, None, experiment)
             return
@@ -296,19 +345,33 @@ def op_run(
 
         path_tags = {} if model is None else {schema.Tag.MODEL_PATH: str(Path(model).absolute())}
         tags = {**(tags or {}), **path_tags}
-        with tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent) as run:
-            try:
-                yield OpRun(run, tracker, experiment)
-            except WorkerError as exc:
-                if model is None or not exc.doing or not needs_child():
-                    raise
-                from trtops.backend.onnx.lint import failing_nodes
+        with step_time("start run"):
+            run_context = tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent)
+            run = stack.enter_context(run_context)
+        try:
+            yield OpRun(run, tracker, experiment)
+        except WorkerError as exc:
+            if model is None or not exc.doing or not needs_child():
+                raise
+            from trtops.backend.onnx.lint import failing_nodes
 
-                lines = (str(exc), *failing_nodes(model))
-                raise WorkerError("\n".join(lines), timed_out=exc.timed_out, doing=exc.doing) from exc
+            lines = (str(exc), *failing_nodes(model))
+            raise WorkerError("\n".join(lines), timed_out=exc.timed_out, doing=exc.doing) from exc
+
+
+@contextmanager
+def op_times(since: tuple[float, float] | None = None) -> Iterator[StepTimes]:
+    """Measure the steps of the next op from here on, with those before its run starts; ``since`` as for StepTimes."""
+    outer = _step_times.get()
+    if outer is not None and not outer.in_use:
+        yield outer
+        return
+    times = StepTimes(since)
+    _step_times.set(times)
+    try:
+        yield times
     finally:
         _step_times.set(outer)
-        StepTimes.last = times
 
 
 def tracker_or_default(tracker: Tracker | None) -> Tracker:
@@ -318,6 +381,10 @@ def tracker_or_default(tracker: Tracker | None) -> Tracker:
     from trtops.tracking.store import default_tracker
 
     return default_tracker()
+
+
+def _labelled(label: str, lines: Sequence[str]) -> list[str]:
+    return [f"{'' if number else label:<{_LABEL}}{line}" for number, line in enumerate(lines)]
 
 
 def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:
@@ -353,12 +420,9 @@ def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwa
 @contextmanager
 def step_time(name: str) -> Iterator[None]:
     """Add the time of a block to the op's times, as a step hidden from flows."""
-    times, start = _step_times.get(), _clocks()
-    try:
+    times = _step_times.get()
+    with nullcontext() if times is None else times.step(name):
         yield
-    finally:
-        if times is not None:
-            times.add(name, start)
 
 
 @contextmanager

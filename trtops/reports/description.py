@@ -31,6 +31,9 @@ def description(document: Document, info: RunInfo, further: Iterable[Section] = 
         lines += [] if section.folded else ["", *_section_lines(section)]
     commands = [f"{command}  # {comment}" for command, comment in next_commands(document, info.id)]
     lines += [*facts["Size and speed"], *facts["Machine"], "", "**Next**", "", "```sh", *commands, "```"]
+    flow_page = info.fact(schema.Tag.PREFECT_URL)
+    if re.fullmatch(r"https?://[\w.:/-]+", flow_page):  # a link, so nothing that the note could be forged by
+        facts["Links"].append(f"- page in Prefect: [{flow_page}]({flow_page})")
     text = "\n".join([*lines, *facts["Links"], *facts["Digests"]])
     if len(text) <= schema.MAX_TAG:
         return text

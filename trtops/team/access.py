@@ -3,6 +3,7 @@
 import os
 import secrets
 import shlex
+import sys
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class TeamState(Record):
     # Or the address of a PostgreSQL server that has the databases prefect, mlflow and mlflow_auth.
     database: str = "sqlite"
     limit: int = 2  # flow runs at a time on the CPU worker
-    gpu: bool = field(default_factory=lambda: any(Path("/dev").glob("nvidia[0-9]*")))
+    gpu: bool = field(default_factory=lambda: has_gpu())
     prefect_password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     mlflow_password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
@@ -78,6 +79,11 @@ class TeamState(Record):
     def hide(self, text: str) -> str:
         """Replace the passwords in a text."""
         return text.replace(self.mlflow_password, "***").replace(self.prefect_password, "***")
+
+
+def has_gpu() -> bool:
+    """True if this machine has a GPU of NVIDIA."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def team_folder(store: str | Path | None = None) -> Path:
@@ -133,7 +139,10 @@ def shell_lines(folder: Path) -> str:
     """The same as lines for a shell; they read Prefect's password instead of containing it."""
     variables = client_environment(folder, password=False)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    command = shlex.join(["trtops", "team", "password", "prefect", "--root", str(folder.parent)])
+    # The shell may not find `trtops`, which an environment has in its own folder.
+    command = shlex.join(
+        [sys.executable, "-m", "trtops.cli", "team", "password", "prefect", "--root", str(folder.parent)]
+    )
     return "\n".join([*lines, f'export PREFECT_API_AUTH_STRING="$({command})"'])
 
 

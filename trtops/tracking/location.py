@@ -61,8 +61,8 @@ class Store:
 
 
 def wait_seconds() -> float:
-    """Maximum wait for an unresponsive store, in seconds: ``TRTOPS_TRACKING_WAIT``, or 90."""
-    text = os.environ.get("TRTOPS_TRACKING_WAIT") or "90"
+    """Maximum wait for an unresponsive store, in seconds: ``TRTOPS_TRACKING_WAIT``, or 25."""
+    text = os.environ.get("TRTOPS_TRACKING_WAIT") or "25"
     try:
         seconds = float(text)
     except ValueError:

@@ -19,9 +19,18 @@ from pathlib import Path
 from trtops import errors
 from trtops.tracking.artifact_files import Scratch, write_artifact
 from trtops.tracking.location import resolve
-from trtops.tracking.reading import StoredRun
-from trtops.tracking.records import ArtifactEntry, RunInfo, RunStatus, Tags, Values, is_local
-from trtops.tracking.schema import Kind
+from trtops.tracking.reading import StoredRun, read_manifest
+from trtops.tracking.records import (
+    ArtifactEntry,
+    RegisteredVersion,
+    RunDetails,
+    RunInfo,
+    RunStatus,
+    Tags,
+    Values,
+    is_local,
+)
+from trtops.tracking.schema import Artifact, Kind
 from trtops.tracking.spool import STORE_UNAVAILABLE, Spool, SpooledRun, SpoolTarget, upload
 from trtops.tracking.writing import Run, new_run
 
@@ -41,12 +50,13 @@ class OfflineTracker:
         self.lock_folder = inner.lock_folder
         # These need the store: an engine is accepted only once its run is there.
         self.close, self.drop = inner.close, inner.drop
-        self.register, self.registered = inner.register, inner.registered
+        self.registered = inner.registered
         self.aliases, self.accepted = inner.aliases, inner.accepted
-        self.find, self.engines = inner.find, inner.engines
+        self.engines = inner.engines
         self.all_runs, self.log_entries = inner.all_runs, inner.log_entries
         self._open: dict[str, OfflineRun] = {}  # runs being written by this process
         self._spooled: dict[str, SpooledRun] = {}  # its ended runs that are in the spool
+        self._refusals: dict[str, str] = {}  # why the store could not take runs of this process
         self._warned = False
 
     def __repr__(self) -> str:
@@ -95,11 +105,9 @@ class OfflineTracker:
         return run
 
     def info(self, run_id: str) -> RunInfo:
-        if (spooled := self._spooled.get(run_id)) is not None:
-            return spooled.info()
+        if (record := self._record_of(run_id)) is not None:
+            return record.info()
         run = self._open.get(run_id)
-        if run is not None and run.is_spooling:
-            return run.record.info()
         try:
             return self.inner.info(run_id)
         except errors.TrackingError:
@@ -109,7 +117,51 @@ class OfflineTracker:
             self._require_uploaded(run_id)
             raise
 
+    def find(
+        self,
+        experiment: str | None = None,
+        *,
+        tags: Tags | None = None,
+        parent: str | None = None,
+        status: RunStatus | None = None,
+        limit: int | None = None,
+        id_prefix: str = "",
+    ) -> list[RunInfo]:
+        below: list[RunInfo] = []
+        if parent is not None:
+            # A campaign reads its iterations back. Other searches are about runs that everybody can read.
+            required_tags = (tags or {}).items()
+            for run in reversed([*self._spooled.values(), *self._spooling()]):
+                if (
+                    run.parent == parent
+                    and experiment in (None, run.experiment)
+                    and status in (None, run.status)
+                    and required_tags <= run.tags.items()
+                    and run.id.startswith(id_prefix)
+                ):
+                    below.append(run.info())
+            if is_local(parent) and self._record_of(parent) is not None:
+                return below[:limit]  # the store has no run below one that it did not make
+        stored = self.inner.find(experiment, tags=tags, parent=parent, status=status, limit=limit, id_prefix=id_prefix)
+        return [*below, *stored][:limit]
+
+    def _spooling(self) -> list[SpooledRun]:
+        return [run.record for run in self._open.values() if run.is_spooling]
+
+    def _record_of(self, run_id: str) -> SpooledRun | None:
+        """The run of this process with an id, if it is in the spool, ended or not."""
+        spooling = {record.id: record for record in self._spooling()}
+        return self._spooled.get(run_id) or spooling.get(run_id)
+
     def load(self, run_id: str) -> StoredRun:
+        record = self._spooled.get(run_id)
+        if record is not None and not record.only_in_store:
+            files = record.files
+            manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST))
+            details = RunDetails(user=None, status=("", ""), history={}, files=tuple(record.artifacts))
+            return StoredRun(
+                record.info(), manifest, lambda entry: files.find(entry.path), files.peek, self.load, lambda: details
+            )
         try:
             return self.inner.load(run_id)
         except errors.TrackingError:
@@ -117,11 +169,17 @@ class OfflineTracker:
             raise
 
     def peek(self, run_id: str, path: str) -> bytes | None:
+        if (record := self._record_of(run_id)) is not None and path not in record.only_in_store:
+            return record.files.peek(path)
         run = self._open.get(run_id)
-        if run is not None and run.is_spooling:
-            return run.record.files.peek(path)
         logged = None if run is None else run.logged_bytes(path)
         return self.inner.peek(run_id, path) if logged is None else logged
+
+    def register(
+        self, name: str, run_id: str, path: str, *, alias: str, also: str = "", tags: Tags | None = None
+    ) -> RegisteredVersion:
+        self._require_uploaded(run_id)  # an engine is accepted only once the store has its run
+        return self.inner.register(name, run_id, path, alias=alias, also=also, tags=tags)
 
     def ended(self, run: OfflineRun, *, spooled: bool) -> None:
         """Note the end of a run, in the store or in the spool."""
@@ -141,6 +199,10 @@ class OfflineTracker:
                 del self._spooled[run_id]
             log.warning("%s answers again; %d runs were uploaded from the spool.", self.shown, len(uploaded))
 
+    def refused(self, run_id: str, reason: str) -> None:
+        """Note why a run goes to the spool."""
+        self._refusals[run_id] = reason.strip()
+
     def warn(self, text: str) -> None:
         """Warn about a spooled run; further ones, until the store answers, are logged at level INFO."""
         log.log(logging.INFO if self._warned else logging.WARNING, "%s", text)
@@ -148,9 +210,10 @@ class OfflineTracker:
 
     def _require_uploaded(self, run_id: str) -> None:
         if (spooled := self.spool.get(run_id)) is not None:
+            reason = f" ({self._refusals[run_id]})" if run_id in self._refusals else ""
             raise errors.LogError(
-                f"Run {run_id} is in the spool {spooled.folder}, since {self.shown} could not take it. "
-                "Upload it first: trtops store upload"
+                f"{self.shown} could not take run {run_id}{reason}, which is in the spool {spooled.folder}. Upload it "
+                "first: trtops store upload"
             )
 
     def _stored_id(self, local_id: str) -> str | None:
@@ -209,6 +272,7 @@ class OfflineRun(Run):
                     raise
         self._inner = None
         self._sources.clear()
+        self._tracker.refused(self.id, reason)
         self._tracker.warn(
             f"Run {self.id} goes to the spool {folder.parent}: {reason} Upload it by: trtops store upload"
         )

@@ -135,7 +135,8 @@ def test_extracted_parts_have_given_or_inferred_types() -> None:
     start, end = TensorMetadata().add("n0", None, (2, 8, "height", None)), TensorMetadata().add("c1", np.float32, None)
     info = Model.from_proto(loaders.extract_subgraph(models.conv_net().proto, start, end)).info
     assert info.inputs[0].shape == (2, 8, "height", None)
-    assert info.outputs[0].shape == ("batch", 16, 3, 3)
+    assert info.outputs[0].shape[:2] == (2, 16)  # the batch was dynamic
+    assert not any(isinstance(size, int) for size in info.outputs[0].shape[2:])
 
     listed = models.conv_net()
     for tensor in listed.proto.graph.initializer:

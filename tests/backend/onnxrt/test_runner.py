@@ -10,9 +10,9 @@ import pytest
 from tests import cuda_double, models, zoo
 from tests.contracts.runner import RunnerContract
 from trtops import errors
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx, inference, session_from_onnx
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator import compare_outputs
 from trtops.func import constant
 from trtops.metadata import DataType, TensorMetadata
@@ -84,7 +84,8 @@ def test_ml_dtypes_pass_through(name, element):
     x = np.array([0.5, -1, 2, 3]).astype(getattr(ml_dtypes, name))
 
     with OnnxrtRunner(SessionFromOnnx(models.model(text, opset=21, ir_version=10))) as runner:
-        assert runner.get_input_metadata()["x"].dtype is DataType(name)
+        assert runner.get_input_metadata()["x"].dtype == x.dtype
+        assert runner.get_input_metadata(use_numpy_dtypes=False)["x"].dtype is DataType(name)
         outputs = runner.infer({"x": x})
 
     assert outputs["y"].dtype == x.dtype

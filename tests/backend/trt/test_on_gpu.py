@@ -546,7 +546,7 @@ def test_int64_feeds_fit_int32_engines():
     x, rows = models.random(8, 4), np.array([7, 0, 2])
     with back.TrtRunner(load(proto)) as runner:
         np.testing.assert_array_equal(runner.infer({"x": x, "rows": rows})["y"], x[rows])
-        if runner.get_input_metadata()["rows"].dtype.value == "int32":
+        if runner.get_input_metadata()["rows"].dtype == "int32":
             with pytest.raises(errors.InputError, match="int32"):
                 runner.infer({"x": x, "rows": np.array([2**40, 0, 0])})
 
@@ -632,6 +632,7 @@ def test_rtx_config_is_refused_on_tensorrt():
 def test_missing_libraries_are_refused_by_name(tmp_path: Path):
     with pytest.raises(errors.BackendUnavailableError, match=r"absent\.so"):
         back.load_plugins([tmp_path / "absent.so"])
+    assert back.load_plugins(["libnvinfer_plugin.so"], obj=lambda: 7) == 7
     with pytest.raises(errors.BackendUnavailableError, match=r"absent_lean\.so"):
         back.load_runtime(tmp_path / "absent_lean.so")
     with pytest.raises(errors.TrtopsError, match=r"absent\.engine"):

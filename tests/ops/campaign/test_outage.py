@@ -4,11 +4,13 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.campaigns import config, two_blocks
 from tests.servers import MlflowServer
+from tests.tracking.test_offline import GatedTracker, come_back, go_away
 from trtops.cli.main import main
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
@@ -19,7 +21,7 @@ from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker, embedded
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.schema import Tag
-from trtops.tracking.spool import Spool
+from trtops.tracking.spool import Spool, upload
 
 BUILDS = 4
 
@@ -70,6 +72,27 @@ def what_is_kept(tracker: Tracker, campaign: str) -> object:
         for entry in stored.manifest.artifacts:
             stored.read_bytes(entry.path)
     return parent.info.status, parent.info.verdict, [entry.path for entry in parent.manifest.artifacts], runs
+
+
+@pytest.mark.parametrize("random_tactics", [False, True])
+def test_campaign_of_an_absent_store_is_whole(random_tactics: bool, tmp_path: Path) -> None:
+    model, data = two_blocks(tmp_path)
+    options: dict[str, Any] = {"until": "decided", "max_iterations": 6, "random_tactics": True}
+    campaign = config(data, keep_model=False, **(options if random_tactics else {"until": 2}))
+    memory = GatedTracker()
+    go_away(memory)
+    offline = OfflineTracker(memory, Spool(tmp_path / "spool"))
+
+    result = debug_build(model, campaign, tracker=offline, experiment="away")
+
+    assert result.good and (result.bisections if random_tactics else result.good + result.bad == 2)
+    come_back(memory)
+    assert [uploaded.reason for uploaded in upload(memory, offline.spool) if uploaded.reason] == []
+    builds = [info for info in memory.find() if info.kind == "iteration"]
+    assert {info.verdict for info in builds} <= {"good", "bad"}
+    assert {info.status for info in memory.find()} == {"finished"} and len(builds) >= result.good + result.bad
+    [campaign_run] = [info for info in memory.find() if info.kind == "debug_build"]
+    assert load_table(memory, campaign_run.id).names and memory.load(campaign_run.id).info.verdict is not None
 
 
 def test_outages_are_waited_for_or_spooled(

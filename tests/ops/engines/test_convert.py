@@ -186,14 +186,14 @@ def test_calibrate_runs_a_data_script_once(conv_net: Path, tracker: MemoryTracke
     script, calls = tmp_path / "loader.py", tmp_path / "calls.txt"
     script.write_text(SCRIPT.format(log=str(calls)))
     result = calibrate(
-        conv_net, CalibrateConfig(data=str(script), compare_with=("fp16",), check=QUICK), tracker=tracker
+        conv_net, CalibrateConfig(calibration_data=str(script), compare_with=("fp16",), check=QUICK), tracker=tracker
     )
     assert [engine.evaluation.evidence.feeds for engine in result.engines] == [4, 4]
     assert calls.read_text().split() == ["loaded", "run"]
 
 
 def test_sources_in_memory_are_distinguished(conv_net: Path) -> None:
-    first, second = (ArraysInMemory.of([{"image": models.random(2, 3, 8, 8, seed=seed)}]) for seed in (1, 2))
+    first, second = (ArraysInMemory.of([{"image": models.random(2, 3, 8, 8, seed=seed)}], "") for seed in (1, 2))
     model, check = Model.load(conv_net), replace(QUICK, data=first)
     same, other = (CommandData(model, check, calibration) for calibration in (first, second))
     assert same.calibration().digest() == same.feeds().digest() != other.calibration().digest()
@@ -259,9 +259,9 @@ def test_only_failed_builds_leave_a_run(tracker: MemoryTracker, tmp_path: Path, 
     odd_feed = ConvertConfig(check=replace(QUICK, data=str(tmp_path / "x.npz")))
 
     for path, config, kind, text in (
-        (tmp_path / "short.onnx", None, errors.InvalidModelError, r"short\.onnx"),
-        (tmp_path / "absent.onnx", None, errors.InvalidModelError, r"absent\.onnx"),
-        (external, None, errors.InvalidModelError, r"weights\.bin"),
+        (tmp_path / "short.onnx", ConvertConfig(), errors.InvalidModelError, r"short\.onnx"),
+        (tmp_path / "absent.onnx", ConvertConfig(), errors.InvalidModelError, r"absent\.onnx"),
+        (external, ConvertConfig(), errors.InvalidModelError, r"weights\.bin"),
         (conv_net, odd_feed, errors.InputError, r"\(1, 2, 2\)"),
     ):
         with pytest.raises(kind, match=text):
@@ -294,25 +294,25 @@ def test_full_store_warns_and_keeps_the_verdict(tmp_path: Path, template: Path, 
     assert contents(MlflowTracker(store))
 
 
-def test_engines_are_written_before_logging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_written_once_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.identity().write(tmp_path)
     store, output = tmp_path / "mlruns", tmp_path / "out.ort"
     words = ["convert", str(model), "--convert-to", "ort", "--experiment", "e", "--store", str(store)]
+    output.write_bytes(b"the engine of yesterday")
 
-    def lost(*args: object) -> None:
-        assert output.exists()
-        raise errors.LogError("lost")
+    def fail(*args: object) -> None:
+        raise errors.InferenceError("it does not run")
 
     with monkeypatch.context() as context:
-        context.setattr("trtops.tracking.builds.log_build", lost)
+        context.setattr("trtops.ops.engines.convert.evaluate", fail)
         assert main([*words, "-o", str(output)]) == 3
-    assert output.exists()
+    assert output.read_bytes() == b"the engine of yesterday"
 
     (tmp_path / "file").touch()
-    assert main([*words, "-o", str(tmp_path / "file" / "out.ort")]) != 0
+    assert main([*words, "-o", str(tmp_path / "file" / "out.ort")]) == 2  # before anything is built
     assert main([*words, "--rebuild", "-o", str(output), "--save-tactics", str(tmp_path / "t.json")]) == 0
     assert json.loads((tmp_path / "t.json").read_text())
 
     runs = MlflowTracker(store).find("e")
-    assert sorted(info.status for info in runs) == ["failed", "finished", "finished"]
+    assert sorted(info.status for info in runs) == ["failed", "finished"]
     assert runs[0].verdict == "good"

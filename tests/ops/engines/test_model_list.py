@@ -85,7 +85,7 @@ models:
         "models.yaml:3: unknown key 'modles'. Did you mean 'models'?",
         "models.yaml:6: unknown key 'precisons'.",
         "models.yaml:8: iterations: Input should be a valid integer (found '3')",
-        "models.yaml:10: tolerances.fp16: atol is -1.0; a tolerance must be 0 or more.",
+        "models.yaml:10: tolerances.fp16: Tolerances.atol: found -1.0; expected 0 or more",
         "models.yaml:12: policy.bad: Input should be 'fail' or 'report' (found 'warn')",
         "models.yaml:15: tolerances.f16: Input should be 'fp32', 'fp16', 'bf16', 'fp8' or 'int8' (found 'f16')",
         "models.yaml:16: unknown key 'tolerances.fp32.atoll'.",

@@ -8,9 +8,9 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator import AccuracyResults, CompareFunc, DataLoader, IterationResult, PostprocessFunc, RunResults
 from trtops.json import load_json, save_json
 from trtops.metadata import TensorMetadata
@@ -149,15 +149,26 @@ def test_concat_keeps_the_kind_of_data(tmp_path: Path) -> None:
     assert [float(i["y"][0]) for i in joined["s"]] == [2, 4]
 
 
+def test_concat_joins_runners_by_name(tmp_path: Path) -> None:
+    files = [outputs(tmp_path / "a.json", ort=[1], trt=[2]), outputs(tmp_path / "b.json", trt=[3], torch=[4])]
+    same_name = RunResults([*RunResults.load(files[0]).items()] * 2)
+    same_name.save(tmp_path / "same.json")
+
+    assert concat([*files, tmp_path / "same.json"], tmp_path / "out.json") == 3
+    values = {
+        name: [float(iteration["y"][0]) for iteration in iterations]
+        for name, iterations in RunResults.load(tmp_path / "out.json").items()
+    }
+    assert values == {"ort": [1, 1], "trt": [2, 3, 2], "torch": [4], "ort (2)": [1], "trt (2)": [2]}
+
+
 def test_incompatible_files_are_refused(tmp_path: Path) -> None:
     feed, run = inputs(tmp_path / "in.json", {"x": 1}), outputs(tmp_path / "out.json", r=[1])
     save_json("text", tmp_path / "text.json")
     RunResults().save(tmp_path / "empty.json")
 
-    two = outputs(tmp_path / "two.json", r=[1], s=[1])
-    for files, message in (([feed, run], "one kind at a time"), ([run, two], "1, 2 runners")):
-        with pytest.raises(errors.ComparisonError, match=message):
-            concat(files, tmp_path / "x.json")
+    with pytest.raises(errors.ComparisonError, match="one kind at a time"):
+        concat([feed, run], tmp_path / "x.json")
     for name, message in (("text", r"text\.json holds a str"), ("empty", "no runner")):
         with pytest.raises(errors.FormatError, match=message):
             merge([tmp_path / f"{name}.json"], tmp_path / "x.json")

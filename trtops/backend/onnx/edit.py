@@ -61,7 +61,8 @@ def drop_outputs(model: onnx.ModelProto, patterns: Iterable[str]) -> None:
     """Remove these tensors from the outputs; names or shell patterns."""
     graph = model.graph
     outputs = list(walk.by_name(graph.output))
-    dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs]))))
+    # An input, too: it may be an output as well.
+    dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs, *walk.names_of(graph.input)]))))
     if dropped.issuperset(outputs):
         raise errors.ConfigError(f"All outputs are excluded ({', '.join(outputs)}); leave at least one.")
     walk.keep_only(graph.output, lambda value: value.name not in dropped)
@@ -74,7 +75,7 @@ def extract(
 ) -> None:
     """Keep only the part of a model between these tensors; None keeps the model's inputs or outputs.
 
-    Dtypes and shapes that are None are inferred.
+    Dtypes and shapes that are None are inferred; other shapes of inputs change those of all tensors.
     """
     graph = model.graph
     shapes.infer_shapes(model)
@@ -87,21 +88,26 @@ def extract(
         errors.check_known(spec.name, declared, "The model has no tensor")
         value = copying.copy_of(declared[spec.name])
         if spec.dtype is not None:
-            value.type.tensor_type.elem_type = element_type(spec.dtype)
+            value.type.tensor_type.elem_type = element_type(DataType.of(spec.dtype))
         if spec.shape is not None:
             walk.set_shape(value.type.tensor_type, spec.shape)
         return value
 
+    has_other_types = False
     if inputs is not None:
         starts = list(map(describe, inputs.values()))
+        has_other_types = any(start.type != declared[start.name].type for start in starts)
         walk.keep_only(graph.initializer, lambda tensor: tensor.name not in inputs)
         del graph.input[:]
         graph.input.extend(starts)
     if outputs is not None:
         ends = list(map(describe, outputs.values()))
+        graph.value_info.extend(value for value in graph.output if value.name not in outputs)
         del graph.output[:]
         graph.output.extend(ends)
     walk.remove_unused(graph)
+    if has_other_types:
+        clear_shapes(model)
     available = walk.defined(graph)
     readers: dict[str, str] = {}
     for node in graph.node:
@@ -110,6 +116,11 @@ def extract(
     missing = [f"{name!r} (for {reader})" for name, reader in readers.items() if name not in available]
     if missing:
         raise errors.ConfigError(f"The part also needs {', '.join(missing)}. Add them to its inputs.")
+    if has_other_types:
+        shapes.infer_shapes(model)
+        for spec, value in zip((outputs or {}).values(), graph.output):
+            if spec.shape is not None:
+                walk.set_shape(value.type.tensor_type, spec.shape)
 
 
 def element_type(dtype: DataType) -> int:
@@ -182,9 +193,14 @@ def override_input_shapes(model: onnx.ModelProto, input_shapes: Mapping[str, Sha
             raise errors.ConfigError(f"Input {name!r} is not a tensor, and has no shape.")
         walk.set_shape(value.type.tensor_type, shape)
     if input_shapes:
-        for graph in walk.graphs(model.graph):
-            del graph.value_info[:]
-        for value in model.graph.output:
+        clear_shapes(model)
+
+
+def clear_shapes(model: onnx.ModelProto) -> None:
+    """Remove the declared shapes of all tensors but the inputs, also in sub-graphs."""
+    for graph in walk.graphs(model.graph):
+        del graph.value_info[:]
+        for value in graph.output:
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
 
@@ -271,7 +287,5 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
         bounded = helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded"))
         graph.node.insert([*graph.node].index(maker) + 1, bounded)
         if declared is not None:
-            copy_of_declaration = copying.copy_of(declared)
-            copy_of_declaration.name = before
-            graph.value_info.append(copy_of_declaration)
+            copying.add_copy(graph.value_info, declared).name = before
     return applied

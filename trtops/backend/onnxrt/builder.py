@@ -17,7 +17,7 @@ from trtops.backend.onnx import walk
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
-from trtops.backend.onnxrt import calibration, device, tactics
+from trtops.backend.onnxrt import device, tactics
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack, provider_settings
 from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.log import SessionLog
@@ -29,7 +29,6 @@ from trtops.backend.onnxrt.search import Choice, Search, timing_shapes
 from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, MAX_THREADS, find_providers
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
-from trtops.backend.trt.library import device as gpu
 from trtops.calibration.cache import read_cache
 from trtops.calibration.quantization import Quantization
 from trtops.metadata import is_dynamic
@@ -53,6 +52,8 @@ class OnnxRuntimeBackend:
     def device_state(self, config: BuildConfig | None = None) -> dict[str, str]:
         """Return the number of cores available to this process, by default its threads, or the state of the GPU."""
         if config is not None and _checked_options(config).on_gpu:
+            from trtops.backend.trt.library import device as gpu
+
             return gpu.state()
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return {"cores": str(usable)} if usable else {}
@@ -232,6 +233,8 @@ def _rewrite(
     elif config.precision == "int8" and is_quantized(proto):
         log.add("[trtops] the model has Q/DQ nodes and is built as it is")
     elif config.precision == "int8":
+        from trtops.backend.onnxrt import calibration  # likewise
+
         used_cache = calibration_cache
         quantized = calibration.Quantizer(proto, log, config)
         if used_cache is not None:

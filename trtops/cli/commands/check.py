@@ -87,7 +87,7 @@ _EARLIER = ("--fail-fast", "--no-shape-check", "--infinities-compare-equal")
 
 
 @command(
-    Group("comparison", flag("accuracy", "the file")),
+    Group("comparison", flag("accuracy", "the file", file="reads")),
     groups.THRESHOLDS.without("--index-tolerance"),
     Group(
         "options of comparing itself",

@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtops import errors
 from trtops.backend import trt
 from trtops.backend.common import SaveBytes, save_bytes
 from trtops.cli import configs, groups, loading
@@ -68,11 +67,12 @@ def convert(args: Options) -> Job:
     if target is None:
         raise UsageError(f"{args.output}: its suffix does not say what to make; use --convert-to trt, or another kind")
     suffix = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
-    output = args.output or f"{Path(args.model_file).stem}{suffix}"
+    is_written = args.output is not None or args.experiment is None
+    output = args.output = args.output or f"{Path(args.model_file).stem}{suffix}"
     if target == "ort" or args.experiment is not None:
         if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
             raise UsageError("only engines of unchanged ONNX files are recorded; convert the model first")
-        return _evaluated(args, target, output if args.output or args.experiment is None else None)
+        return _evaluated(args, target, output if is_written else None)
     # As Polygraphy's: nothing is compared or recorded.
     recorded = Group("", groups.STATISTICS, groups.STORE, EVALUATION, configs.QUANTIZING)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
@@ -120,31 +120,28 @@ def _evaluated(args: Options, target: str, output: str | None) -> Job:
         "timing_cache": args.save_timing_cache or args.timing_cache,
         "calibration_cache": None if calibrated else cache,
     }
-    failed: list[Exception] = []
-
-    def write(build: Build) -> None:
-        try:
-            if output is not None:
-                save_bytes(build.engine.plan, output)
-            for name, path in parts.items():
-                part = getattr(build, name)
-                if path is not None and part is not None:
-                    save_bytes(part if isinstance(part, bytes) else part.to_json().encode(), path)
-                elif path is not None:
-                    log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))
-        except (OSError, errors.TrtopsError) as exc:
-            # Raised in the end: an engine is recorded also if its file cannot be written.
-            failed.append(exc)
-
     is_recorded = args.experiment is not None
-    convert = op_job(args, "convert", args.model_file, config, store="temporary", built=write)
+    last_build: list[Build] = []
+
+    def keep(build: Build) -> None:
+        last_build.append(build)
+
+    convert = op_job(args, "convert", args.model_file, config, store="temporary", built=keep)
 
     def run() -> int:
         code = convert()
         if not is_recorded and not installed("mlflow"):
             log.warning("Nothing was recorded. %s", sentence("mlflow"))
-        if failed:
-            raise failed[0]
+        # Only now: an engine that could not be evaluated must not replace an earlier one.
+        build = last_build.pop()
+        if output is not None:
+            save_bytes(build.engine.plan, output)
+        for name, path in parts.items():
+            part = getattr(build, name)
+            if path is not None and part is not None:
+                save_bytes(part if isinstance(part, bytes) else part.to_json().encode(), path)
+            elif path is not None:
+                log.warning("%s is not written: the build left no %s", path, name.replace("_", " "))
         return code
 
     return run

@@ -7,7 +7,7 @@ from trtops.cli.logs import say
 
 _FILES = Group(
     "data",
-    flag("paths+", "files of saved inputs or outputs"),
+    flag("paths+", "files of saved inputs or outputs", file="reads"),
     flag("-o --output FILE", "where to write the inputs", required=True),
 )
 

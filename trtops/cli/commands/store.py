@@ -63,9 +63,9 @@ def upload(args: Options) -> int:
     Runs that cannot be uploaded stay in the spool, and the exit code is 1.
     """
     from trtops.tracking import spool
-    from trtops.tracking.store import open_tracker
+    from trtops.tracking.store import existing_tracker
 
-    tracker = open_tracker(args.root)
+    tracker = existing_tracker(args.root)
     results = spool.upload(tracker.inner, tracker.spool, moved=bool(args.moved))
     left = sum(bool(uploaded.reason) for uploaded in results)
     say(f"{len(results) - left} runs uploaded, {left} left.")

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from trtops import errors
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.auditing.integrity import BUILDS, SharedReads, check_integrity
 from trtops.ops.auditing.log_check import LogCheck, read_heads
 from trtops.ops.auditing.rebuilding import check_engine_again, environment_differences, rebuild
@@ -24,7 +25,7 @@ from trtops.ops.devices import warm_backend
 from trtops.ops.facts import Contradiction
 from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
 from trtops.ops.stored_build import MaterialFolder, gather
-from trtops.record import Config
+from trtops.record import Config, setting
 from trtops.system import signing
 from trtops.system.worker import close_workers
 from trtops.tracking import builds, owner, schema
@@ -55,25 +56,24 @@ class AuditConfig(Config):
     experiment: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
     accepted: bool = False
-    sample: int | None = None
+    sample: int | None = setting(None, least=1)
     seed: int = 0
     rebuild: bool = True
     ways: tuple[WayName, ...] = WAYS
     at_least: AtLeast = "tactics"
-    materials: str | None = None
-    keys: tuple[str, ...] = ()
-    log: tuple[str, ...] = ()
+    materials: str | None = setting(None, file="reads")
+    keys: tuple[str, ...] = setting((), file="reads")
+    log: tuple[str, ...] = setting((), file="reads")
     timeout_seconds: float | None = 1800.0
 
     def __post_init__(self) -> None:
         if self.rebuild and not self.ways:
             raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
-        if self.sample is not None and self.sample < 1:
-            raise errors.ConfigError(f"sample is {self.sample}; expected 1 or more.")
         if self.runs and (self.experiment or self.tags or self.accepted):
             raise errors.ConfigError("Both run ids and a filter are given; give one of the two.")
 
 
+@checked_arguments
 def audit(
     config: AuditConfig,
     *,

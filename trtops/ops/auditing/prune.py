@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trtops import errors
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.auditing.integrity import BUILDS
 from trtops.ops.result import OpResult
 from trtops.tables import markdown_table, size
@@ -33,6 +34,7 @@ class PruneResult(OpResult):
         yield "" if self.applied else "This was a dry run: nothing was deleted."
 
 
+@checked_arguments
 def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool = False) -> PruneResult:
     """List engines of old runs, except promoted, accepted and reused ones.
 

@@ -9,6 +9,7 @@ from trtops.ops.facts import Contradiction
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Section, Table
+from trtops.tables import counted
 from trtops.tracking.base import Verdict
 
 Grade: TypeAlias = Literal[
@@ -191,6 +192,20 @@ class AuditResult(OpResult):
             problem = next(iter(run.details()), run.headline(self.at_least))
             reasons.append(f"{run.name} {run.id[:8]}: {problem}".strip())
         return tuple(reasons)
+
+    @property
+    def figures(self) -> str:
+        """The head of the store's log, to be kept."""
+        return self.log.head and f"the log's head is {self.log.head}"
+
+    def overview(self) -> Table | None:
+        """Return a row for each run, those that do not pass first."""
+        rows = []
+        for run in sorted(self.runs, key=lambda run: run.passes(self.at_least)):
+            facts = counted(run.files, "file"), counted(len(run.contradictions), "contradiction")
+            rows.append((run.id[:8], run.answer(self.at_least), run.grade or "-", *facts, run.name))
+        columns = ("run", "answer", "rebuilt with", "whole", "found", "name")
+        return Table(columns=columns, rows=tuple(rows)) if rows else None
 
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""

@@ -22,6 +22,7 @@ from trtops.comparator.arrays import as_arrays
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.extras import installed
 from trtops.json import from_json
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.bundling.case import Case, case_of, engine_case
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
@@ -29,7 +30,7 @@ from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.ops.search.command import run_group
 from trtops.ops.stored_build import Logged, MaterialFolder, gather
-from trtops.record import Config, sha256_file
+from trtops.record import Config, setting, sha256_file
 from trtops.spec import BuildSpec, Environment
 from trtops.system.allowed import ask_for
 from trtops.system.files import open_atomically
@@ -58,8 +59,8 @@ class BundleConfig(Config):
         timeout_seconds: Time limit of the script when it is tried.
     """
 
-    output: str | None = None
-    materials: str | None = None
+    output: str | None = setting(None, file="writes")
+    materials: str | None = setting(None, file="reads")
     allow_scripts: bool = False
     timeout_seconds: float = 600.0
 
@@ -86,6 +87,21 @@ class BundleResult(OpResult):
         """The reproduced verdict."""
         return f"reproduces {self.repeats}{'' if self.printed else ', not tried here'}"
 
+    @property
+    def verdict_text(self) -> str:
+        """The reproduced verdict: the bundle itself is neither good nor bad."""
+        return self.headline
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """Inputs that are missing from the run, with what is used instead."""
+        return self.missing
+
+    @property
+    def figures(self) -> str:
+        """The file, and its use."""
+        return f"{self.path}, {size(self.size)}; unpack it and run `python reproduce.py`"
+
     def body(self) -> Iterable[str]:
         """Path, members, and output of the script."""
         yield f"`{self.path}`, {size(self.size)}, SHA-256 `{self.sha256}`. Unpack it and run `python reproduce.py`."
@@ -95,6 +111,7 @@ class BundleResult(OpResult):
         yield from ("", *(f"- `{name}`" for name in self.files))
 
 
+@checked_arguments
 def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker | None = None) -> BundleResult:
     """Pack a run, a build or an iteration, failed ones included, to reproduce its verdict without trtops.
 

@@ -3,17 +3,14 @@
 :mod:`trtops.tactics.bisection` chooses the mixtures.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trtops import errors
-from trtops.ops.campaign.bisect_result import (
-    BisectConfig,
-    BisectPlan,
-    BisectResult,
-    Unit,
-)
+from trtops.ops.arguments import checked_arguments
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Unit
 from trtops.ops.campaign.bisect_session import BisectSession
 from trtops.ops.campaign.bisection_planner import have_all, most_alike
 from trtops.ops.campaign.config import Campaign
@@ -28,6 +25,7 @@ from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns, schema
 from trtops.tracking.base import Run, RunInfo, Tracker, ended_if_whole, run_id_of
 from trtops.tracking.schema import Kind
+from trtops.tracking.spool import STORE_UNAVAILABLE
 from trtops.verdict import PASSED, Verdict
 
 _KIND: Kind = "bisect"
@@ -36,6 +34,7 @@ _HISTORY = 50  # proofs and bisections of the store, the last ones, that suspect
 _CUT_SHORT = "The bisection's process ended in the middle of this build, which was repeated."
 
 
+@checked_arguments
 def bisect(
     run: str,
     bad: str | None = None,
@@ -96,7 +95,7 @@ def bisect(
         op = OpRun(parent, tracker, campaign.experiment)
         result = op.recorded(session.run())
         if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
-            parent.log_json(replace(entry, **builder.denial_scope(mixture.bad)), schema.Artifact.DENIED)
+            parent.log_json(entry, schema.Artifact.DENIED)
             # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
@@ -124,12 +123,7 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scr
 
 
 def _plan_pair(
-    tracker: Tracker,
-    campaign: Campaign,
-    run: str,
-    bad: str | None,
-    config: BisectConfig,
-    held_units: tuple[Unit, ...],
+    tracker: Tracker, campaign: Campaign, run: str, bad: str | None, config: BisectConfig, held_units: tuple[Unit, ...]
 ) -> tuple[BisectPlan, Mixture]:
     """The two builds to mix."""
     table = campaigns.load_table(tracker, campaign.run_id)
@@ -163,9 +157,12 @@ def suspected_units(tracker: Tracker, mixture: Mixture) -> tuple[Unit, ...]:
     """The units to ask about first.
 
     They have a kernel or setting that a proof or bisection of the same store confirmed; or belong to the first tensor,
-    in the engine's order, whose error in the bad build is more than twice that in the good one.
+    in the engine's order, whose error in the bad build is more than twice that in the good one. Without the store, only
+    the latter are known.
     """
-    proofs = tracker.find(tags={schema.Tag.PROOF: "confirmed"}, status="finished", limit=_HISTORY)
+    proofs = list[RunInfo]()
+    with contextlib.suppress(*STORE_UNAVAILABLE):
+        proofs = tracker.find(tags={schema.Tag.PROOF: "confirmed"}, status="finished", limit=_HISTORY)
     confirmed: set[tuple[str, str]] = set()
     for info in proofs:
         if (document := tracker.peek(info.id, schema.Artifact.DENIED)) is not None:

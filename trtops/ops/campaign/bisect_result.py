@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from trtops import errors
 from trtops.next_step import NextStep
 from trtops.ops.result import OpResult
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.tables import listed
 from trtops.tables import table as text_table
 from trtops.tactics.bisection import Repeatability, SearchOutcome
@@ -67,7 +67,7 @@ class BisectConfig(Config):
     """
 
     confidence: float = 0.95
-    max_builds: int = 60
+    max_builds: int = setting(60, least=1)
     max_minutes: float | None = None
     seed: int = 0
     devices: tuple[str, ...] = ()
@@ -76,8 +76,6 @@ class BisectConfig(Config):
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
             raise errors.ConfigError(f"confidence is {self.confidence}; expected at least 0.5 and less than 1.")
-        if self.max_builds < 1:
-            raise errors.ConfigError(f"max_builds is {self.max_builds}; expected 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +244,16 @@ class BisectResult(OpResult):
         failed = sum(not trial.counted for trial in self.trials)
         failures = f" {failed} of them could not be built as requested." if failed else ""
         return f"{builds} were too few to decide.{failures} Give a larger budget, or another pair of builds."
+
+    @property
+    def verdict_text(self) -> str:
+        """The outcome of the search."""
+        return self.outcome
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """How it ended."""
+        return (self.summary,)
 
     def body(self) -> Iterable[str]:
         """The summary, the culprits, and every build."""

@@ -9,7 +9,7 @@ from trtops.calibration.data import data_source
 from trtops.ops.devices import BuildPlace
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.search.command import CommandCheck
-from trtops.record import Config, Record, refuse_unused
+from trtops.record import Config, Record, refuse_unused, setting
 from trtops.spec import CAMPAIGN_SEEDS, BuildConfig
 from trtops.tactics.denied import DenyList
 from trtops.tactics.record import TacticRecord
@@ -19,20 +19,10 @@ Until: TypeAlias = int | Literal["good", "bad", "decided"]
 
 
 # What only decides when a campaign ends, and where and how many at a time its builds are made.
-_FREE_FIELDS = frozenset(
-    [
-        "until",
-        "max_iterations",
-        "max_minutes",
-        "bisect",
-        "complete",
-        "clean_builds",
-        "confidence",
-        "parallel",
-        "devices",
-        "timeout_seconds",
-    ]
-)
+_FREE_FIELDS = frozenset((
+    "until", "max_iterations", "max_minutes", "bisect", "complete", "clean_builds", "confidence", "parallel", "devices",
+    "timeout_seconds",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +63,18 @@ class DebugBuildConfig(Config):
     # Hundreds of builds need no plots, and no exact latency.
     check: CheckConfig = field(default_factory=lambda: CheckConfig(plots="never", latency_runs=10, warm_up=2))
     command: CommandCheck | None = None
-    calibration_data: str | None = field(default=None, metadata={"convert": data_source})
-    calibration_cache: str | None = None
+    calibration_data: str | None = setting(None, convert=data_source, file="reads")
+    calibration_cache: str | None = setting(None, file="reads")
     random_tactics: bool = field(default=False, metadata={"names": ("--random-tactics", "--vary-tactics")})
-    until: Until = "decided"
-    max_iterations: int = 200
+    until: Until = setting("decided", least=1)
+    max_iterations: int = setting(200, least=1)
     max_minutes: float | None = None
     bisect: bool = True
     complete: bool = False
-    clean_builds: int = 30
-    confidence: float = 0.95
+    clean_builds: int = setting(30, least=1)
+    confidence: float = setting(0.95, most=1)
     timeout_seconds: float | None = 1800.0
-    parallel: int = 1
+    parallel: int = setting(1, least=1)
     devices: tuple[str, ...] = ()
     seed: int = 0
     use_deny_list: bool = False
@@ -92,13 +82,9 @@ class DebugBuildConfig(Config):
 
     def __post_init__(self) -> None:
         if self.command is not None:
-            used = "data input_shapes iterations seed min_precision_share"
+            used = "data input_shapes iterations seed val_range min_precision_share"
             golden = " golden" * self.command.wants("{golden}")
             refuse_unused(self, {"check": used + golden}, op="debug_build with a command")
-        for name in ("max_iterations", "parallel", "clean_builds", "until"):
-            count = getattr(self, name)
-            if isinstance(count, int) and count < 1:
-                raise errors.ConfigError(f"{name} is {count}; expected 1 or more.")
         if isinstance(self.until, str) and self.until not in ("good", "bad", "decided"):
             expected = "a number of builds, 'good', 'bad' or 'decided'"
             raise errors.ConfigError(f"until is {self.until!r}; expected {expected}.")

@@ -17,7 +17,9 @@ from typing import Any, TypeAlias
 from trtops import errors
 from trtops.backend.base import Caches
 from trtops.backend.onnx.model import Model
+from trtops.json import save_json
 from trtops.next_step import NextStep, arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.campaign.bisect import bisect
 from trtops.ops.campaign.bisect_result import BisectConfig, BisectResult, Unit
 from trtops.ops.campaign.bisection_planner import Planner
@@ -26,6 +28,7 @@ from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.devices import warm_backend
+from trtops.ops.engines.request import check_names
 from trtops.ops.evaluation.data import check_source, golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, OpRun, run_step, tracker_or_default
 from trtops.record import sha256
@@ -34,6 +37,7 @@ from trtops.system.allowed import check_command
 from trtops.system.locks import held
 from trtops.system.processes import temporary_prefix
 from trtops.system.worker import close_workers
+from trtops.tables import counted
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tracking import builds, campaigns, schema
@@ -108,14 +112,26 @@ class DebugBuildResult(OpResult):
             return NextStep.after(options, "triage", {"model": self.subject, "experiment": self.experiment})
         return super().next_step
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The culprits, or how the last mixtures or the diff ended."""
+        if self.confirmed:
+            return self.confirmed
+        return (self.bisections[-1].summary if self.bisections else self.diff.summary,)
+
+    @property
+    def figures(self) -> str:
+        """The number of builds of each kind."""
+        mixed = f", and {counted(self.mixtures, 'mixture')} of a good and a bad one" if self.bisections else ""
+        unproven = f", {self.unproven} unproven (they count as good here)" if self.unproven else ""
+        outcomes = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung{unproven}"
+        return f"{counted(self.iterations, 'build')}: {outcomes}{mixed}"
+
     def body(self) -> Iterable[str]:
         """The number of builds of each kind, the culprits, every bisection, and the diff's page."""
-        mixed = f" In addition {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
-        unproven = f", {self.unproven} unproven (they count as good here)" if self.unproven else ""
-        counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung{unproven}."
+        yield from (f"{self.figures}.", "")
         if self.drawn:
-            counted += f" Tactics of {self.drawn} were drawn at random; timing may never choose them."
-        yield from (f"{self.iterations} builds: {counted}{mixed}", "")
+            yield from (f"Tactics of {self.drawn} were drawn at random; timing may never choose them.", "")
         for text in self.confirmed:
             yield f"**Culprit**: {text}"
         if self.confirmed:
@@ -133,6 +149,7 @@ Submit: TypeAlias = Callable[[Campaign, int], "Future[CampaignBuild]"]
 """Starts an iteration somewhere, by :func:`trtops.ops.campaign.iteration.iterate`, and may return before it is done."""
 
 
+@checked_arguments
 def debug_build(
     model: str | Path | None = None,
     config: DebugBuildConfig | None = None,
@@ -191,7 +208,9 @@ def debug_build(
             if model is None:
                 raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
             loaded = run_step("load", Model.load, Path(model).absolute())
-            config = _profiled(config or DebugBuildConfig(), loaded, evaluate)
+            config = config or DebugBuildConfig()
+            check_names(loaded, config.build, config.check)
+            config = _profiled(config, loaded, evaluate)
             experiment = experiment or loaded.name
             name = f"debug build {loaded.name} {config.build.precision} {config.build.backend}"[:LONGEST_NAME]
             first = {schema.Tag.MODEL_PATH: str(loaded.path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
@@ -485,7 +504,7 @@ def _log_beginning(
     golden = golden_outputs(model, feeds, config.check.golden)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("golden")) as folder:
         file = Path(folder, "golden.npz")
-        golden.save(str(file))
+        save_json(golden, file)
         digest = sha256(file.read_bytes())
         run.log_file(file, schema.Artifact.GOLDEN)
         keep_golden(file, digest)

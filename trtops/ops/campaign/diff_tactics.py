@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import OpResult, op_run, run_step, tracker_or_default
-from trtops.record import Config
+from trtops.record import Config, setting
 from trtops.tables import listed
 from trtops.tactics.diff import diff
-from trtops.tactics.findings import TacticDiff
+from trtops.tactics.findings import Conclusion, TacticDiff
 from trtops.tactics.record import algorithm_text
 from trtops.tactics.replays import Skipped, load_replay_folder, load_replays
 from trtops.tactics.table import By, CampaignTable
@@ -41,11 +42,11 @@ class DiffTacticsConfig(Config):
     runs: tuple[str, ...] = ()
     experiment: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None
-    good: str | None = None
-    bad: str | None = None
+    folder: str | None = setting(None, file="reads")
+    good: str | None = setting(None, file="reads")
+    bad: str | None = setting(None, file="reads")
     by: By = "tactic"
-    confidence: float = 0.95
+    confidence: float = setting(0.95, most=1)
 
     def __post_init__(self) -> None:
         sources = [bool(self.runs), self.experiment is not None, self.folder is not None, self.good is not None]
@@ -55,20 +56,45 @@ class DiffTacticsConfig(Config):
             raise errors.ConfigError("Tags choose among the builds of an experiment; give one.")
 
 
+_DECIDED: tuple[Conclusion, ...] = ("confirmed", "no single tactic explains this", "no bad builds")
+"""Conclusions that further builds are not needed for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DiffTacticsResult(OpResult):
     """The diff, and files and runs without tactics, with the reason."""
 
     title: str = "diff tactics"
-    verdict: Verdict = "good"  # always: a diff evaluates no build
+    verdict: Verdict = "good"  # ``unproven`` if there were not enough builds; a diff evaluates none itself
     builds: int
     diff: TacticDiff
     skipped: Skipped = ()
 
     @property
+    def exit_code(self) -> int:
+        """0, as of Polygraphy's command: a diff was made."""
+        return 0
+
+    @property
     def headline(self) -> str:
         """The diff's conclusion."""
         return self.diff.conclusion
+
+    @property
+    def verdict_text(self) -> str:
+        """The conclusion: a diff evaluates no build."""
+        return self.headline
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The conclusion in sentences."""
+        return (self.diff.summary,)
+
+    @property
+    def figures(self) -> str:
+        """The number of builds."""
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        return f"{self.diff.good} good builds, {self.diff.bad} bad{skipped}"
 
     def difference_lines(self) -> Iterator[str]:
         """The plain difference between good and bad builds, in Polygraphy's lines."""
@@ -89,6 +115,7 @@ class DiffTacticsResult(OpResult):
             yield listed([f"- `{name}`: {reason}" for name, reason in self.skipped], _MAX_LISTED_SKIPS, "\n")
 
 
+@checked_arguments
 def diff_tactics(
     config: DiffTacticsConfig,
     *,
@@ -136,7 +163,8 @@ def diff_tactics(
         tactic_diff = run_step("compare", diff, table, confidence=config.confidence, by=config.by, blocks=blocks)
         op.run.log_bytes(table.to_bytes(), schema.Artifact.CAMPAIGN_TABLE)
         log_diff(op.run, tactic_diff)
-        result = DiffTacticsResult(builds=len(table), diff=tactic_diff, skipped=skipped)
+        verdict: Verdict = "good" if tactic_diff.conclusion in _DECIDED else "unproven"
+        result = DiffTacticsResult(verdict=verdict, builds=len(table), diff=tactic_diff, skipped=skipped)
         return op.finish(result, title=name, evaluated=False)
 
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtops import errors
 from trtops.backend.runner import BaseRunner
 from trtops.comparator.comparator import Comparator
 from trtops.comparator.results import RunResults
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import OpResult, op_run
-from trtops.record import Config
-from trtops.tables import markdown_table
+from trtops.record import Config, setting
+from trtops.tables import counted, listed, markdown_table
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -30,14 +32,14 @@ class RunConfig(Config):
 
     warm_up: int = 0  # inferences of each runner before it is timed
     use_subprocess: bool = False  # a child process for each runner
-    save_inputs: str | None = None  # a file, or a folder with one file per iteration
-    save_input_blob: str | None = None  # a folder for raw bytes
-    save_outputs: str | None = None  # like save_inputs
-    load_outputs: tuple[str, ...] = ()  # saved outputs to compare as well, after the runners
+    save_inputs: str | None = setting(None, file="writes")  # a file, or a folder with one file per iteration
+    save_input_blob: str | None = setting(None, file="writes")  # a folder for raw bytes
+    save_outputs: str | None = setting(None, file="writes")  # like save_inputs
+    load_outputs: tuple[str, ...] = setting((), file="reads")  # saved outputs to compare as well, after the runners
     validate: bool = False  # whether NaN and infinities in outputs are faults
     fail_fast: bool = False  # whether to stop at the first iteration that does not match
     check_average: bool = False  # whether to evaluate means over all iterations instead of each iteration
-    save_accuracy: str | None = None  # a file for all numbers, to re-evaluate them later
+    save_accuracy: str | None = setting(None, file="writes")  # a file for all numbers, to re-evaluate them later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,26 @@ class RunResult(OpResult):
     runners: tuple[str, ...]  # names of the runners and of the saved results, in the order compared
     iterations: tuple[int, ...]  # the number of each
     mean_ms: tuple[float | None, ...]  # of each, where it is known
+    agreements: tuple[str, ...] = ()  # of each pair of runners whose outputs match, with the numbers of an output
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """How runners differ, or else agree."""
+        return self.reasons or self.agreements or ("nothing was compared",)
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, or that there is none: one runner is compared with nothing."""
+        return self.verdict if self.reasons or self.agreements else "none"
+
+    @property
+    def figures(self) -> str:
+        """The mean latency of each runner."""
+        parts = []
+        for name, count, mean in zip(self.runners, self.iterations, self.mean_ms):
+            each = "" if mean is None else f", {mean:.4g} ms each"
+            parts.append(f"{name}: {counted(count, 'iteration')}{each}")
+        return "; ".join(parts)
 
     def body(self) -> Iterable[str]:
         """A row for each runner."""
@@ -57,6 +79,7 @@ class RunResult(OpResult):
         return [markdown_table(("runner", "iterations", "mean"), rows)]
 
 
+@checked_arguments
 def run_models(
     runners: Sequence[BaseRunner],
     config: RunConfig = RunConfig(),
@@ -87,7 +110,7 @@ def run_models(
     with op_run(tracker, experiment, title, kind="compare", model=model or None, tags=tags) as op:
         run = op.run
         run.log_params({**(params or {}), "run": config})
-        results, reasons, accuracy = RunResults(), list[str](), None
+        results, reasons, agreements, accuracy = RunResults(), list[str](), list[str](), None
         if runners:
             results = Comparator.run(
                 runners,
@@ -98,6 +121,8 @@ def run_models(
                 save_input_blob_path=config.save_input_blob,
                 save_outputs_path=config.save_outputs,
             )
+            if not all(map(len, results.values())):
+                raise errors.InputError("Nothing was run: the data has no iteration; expected at least one.")
         if config.validate and not Comparator.validate(results, True, True, config.fail_fast):
             reasons.append("Outputs hold NaN or infinities.")
         for saved in config.load_outputs:
@@ -112,9 +137,10 @@ def run_models(
                 accuracy.save(config.save_accuracy)
             for result in accuracy:
                 for pair in result:
-                    output_matches = result.matches_by_output(pair).items()
-                    if bad := [name for name, matches in output_matches if not all(map(bool, matches))]:
-                        reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
+                    matches = result.matches_by_output(pair)
+                    bad = [name for name, output_matches in matches.items() if not all(map(bool, output_matches))]
+                    compared = f"{pair[0]} and {pair[1]} {'differ' if bad else 'agree'} in {listed(bad or matches)}"
+                    (reasons if bad else agreements).append(f"{compared}{_numbers(matches, bad)}")
             reasons = list(dict.fromkeys(reasons))  # several functions may find the same outputs
         mean_ms: list[float | None] = []
         for iterations in results.values():
@@ -127,6 +153,7 @@ def run_models(
             runners=tuple(results.keys()),
             iterations=tuple(map(len, results.values())),
             mean_ms=tuple(mean_ms),
+            agreements=tuple(agreements),
         )
         if run.id and accuracy is not None and len(accuracy[0]):
             # Half of the imports of `trtops run`, needed only for logging.
@@ -136,6 +163,22 @@ def run_models(
             log_evaluation(run, Evaluation(report=report_of(accuracy, results)))
             run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
         return op.finish(ended)
+
+
+def _numbers(matches: Mapping[str, Sequence[Any]], bad: Sequence[str]) -> str:
+    """Return the numbers of the first mismatch, or else of the first output, with its limits."""
+    from trtops.comparator.metric_results import CompareResult, OutputCompareResult
+
+    name = next(iter(bad or matches), None)
+    if name is None:
+        return ""
+    match = next((match for match in matches[name] if bool(match) != bool(bad)), matches[name][0])
+    if isinstance(match, OutputCompareResult) and match.max_absdiff is not None:
+        limits = (
+            f"{match.thresholds.check_error_stat} within atol {match.thresholds.atol:g}, rtol {match.thresholds.rtol:g}"
+        )
+        return f" (max abs {match.max_absdiff:.4g}, max rel {match.max_reldiff:.4g}; {limits})"
+    return f" ({match.summary()})" if isinstance(match, CompareResult) else ""
 
 
 def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:

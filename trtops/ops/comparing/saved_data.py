@@ -8,8 +8,10 @@ from typing import Any
 from trtops import errors
 from trtops.comparator.results import RunResults
 from trtops.json import load_json, save_json
+from trtops.ops.arguments import checked_arguments
 
 
+@checked_arguments
 def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     """Merge the arrays of several files, iteration by iteration, into inputs; returns the number of iterations.
 
@@ -36,28 +38,23 @@ def merge(paths: Sequence[str | Path], output: str | Path) -> int:
     return len(merged)
 
 
+@checked_arguments
 def concat(paths: Sequence[str | Path], output: str | Path) -> int:
     """Concatenate the iterations of files of inputs, or of outputs; returns the number of iterations.
 
-    FormatError if a file cannot be read, or is of another kind; ComparisonError if inputs and outputs are mixed, or
-    numbers of runners differ.
+    Outputs of runners of the same name are joined. Runners that share a name within a file get numbers.
+
+    FormatError if a file cannot be read, or is of another kind; ComparisonError if inputs and outputs are mixed.
     """
-    loaded = list(map(_load_saved, paths))
-    runs = [held for held in loaded if isinstance(held, RunResults)]
-    if runs and len(runs) < len(loaded):
+    contents = list(map(_load_saved, paths))
+    runs = [content for content in contents if isinstance(content, RunResults)]
+    if runs and len(runs) < len(contents):
         raise errors.ComparisonError("Some files hold inputs and some outputs; join one kind at a time.")
     if not runs:
-        feeds = list(itertools.chain.from_iterable(loaded))
+        feeds = list(itertools.chain.from_iterable(contents))
         save_json(feeds, str(output), "inputs")
         return len(feeds)
-    counts = set(map(len, runs))
-    if len(counts) > 1:
-        raise errors.ComparisonError(
-            f"The files have {', '.join(map(str, sorted(counts)))} runners; expected as many in each."
-        )
-    joined = RunResults()
-    for index, name in enumerate(runs[0].keys()):
-        joined.append((name, list(itertools.chain.from_iterable(run[index][1] for run in runs))))
+    joined = RunResults().update(RunResults.concat(runs))
     joined.save(str(output))
     return max(map(len, joined.values()), default=0)
 

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from trtops import errors
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.build_list import BuildListResult, BuildOutcome
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.record import Record
@@ -63,6 +64,10 @@ class BoardResult(OpResult):
 
     def sections(self) -> Iterable[Section]:
         """The table of all rows."""
+        yield Section(table=self.table())
+
+    def table(self) -> Table:
+        """Return a row for each model, device and precision, broken ones first."""
         table = []
         for row in self.rows:
             last, times = row.last, [night.p50_ms for night in row.nights.values() if night.p50_ms]
@@ -76,9 +81,10 @@ class BoardResult(OpResult):
             ))  # fmt: skip
         build = ("model", "back end", "device", "machine", "precision")
         columns = (*build, "verdict", "error / limit", "p50 ms", "change", "nights", "last", "run")
-        yield Section(table=Table(columns=columns, rows=tuple(table)))
+        return Table(columns=columns, rows=tuple(table))
 
 
+@checked_arguments
 def board(*, tracker: Tracker | None = None, nights: int = 14, output: str | Path | None = None) -> BoardResult:
     """The board of all lists of the store, from the results of their builds.
 

@@ -17,14 +17,16 @@ from trtops.comparator.results import RunResults
 from trtops.extras import installed, sentence
 from trtops.metadata import check_feed
 from trtops.next_step import arguments_of
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.fit_precision import fit_precision
-from trtops.ops.engines.request import CommandData, read_cache_file, read_timing_cache
+from trtops.ops.engines.request import CommandData, check_names, read_cache_file, read_timing_cache
 from trtops.ops.evaluation.check import EngineConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
-from trtops.ops.result import model_file, op_run, run_name, run_step, step_time, tracker_or_default
+from trtops.ops.result import model_file, op_run, op_times, run_name, run_step, step_time, tracker_or_default
+from trtops.record import setting
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions, short_device
 from trtops.system.activity import needs_child
 from trtops.system.worker import warm_worker
@@ -58,8 +60,8 @@ class ConvertConfig(EngineConfig):
         max_engine_bytes: Largest size of a good engine, such as that of a device's partition; None sets no limit.
     """
 
-    timing_cache: str | None = None
-    replay: str | None = None
+    timing_cache: str | None = setting(None, file="reads")
+    replay: str | None = setting(None, file="reads")
     carry_over: bool = False
     measure_ranges: bool = True
     use_deny_list: bool = True
@@ -67,9 +69,11 @@ class ConvertConfig(EngineConfig):
     keep_model: bool = True
     isolated: bool | None = None
     timeout_seconds: float | None = None
-    max_engine_bytes: int | None = None
+    max_engine_bytes: int | None = setting(None, least=1)
 
 
+@op_times()
+@checked_arguments
 def convert(
     model: str | Path,
     config: ConvertConfig = ConvertConfig(),
@@ -98,18 +102,22 @@ def convert(
     is_recorded = tracker is not None or installed("mlflow")
     if not is_recorded:
         log.warning("Nothing is recorded. %s", sentence("mlflow"))
-    tracker = tracker_or_default(tracker) if is_recorded else MemoryTracker()
+    with step_time("open store"):
+        tracker = tracker_or_default(tracker) if is_recorded else MemoryTracker()
     path = Path(model)
     loaded = run_step("load", Model.load, model_file(path))
+    check_names(loaded, config.build, config.check)
     options = arguments_of(config)
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
-    data = opened or CommandData(loaded, config.check, config.calibration_data)
-    # A script may take minutes to make its data, so it only runs when the data is needed.
-    if config.check.data is not None and ".py" not in config.check.data:
-        check_feed(data.inputs, next(iter(data.feeds(config.build.profiles))))
+    with step_time("open data"):
+        data = opened or CommandData(loaded, config.check, config.calibration_data)
+        # A script may take minutes to make its data, so it only runs when the data is needed.
+        if config.check.data is not None and ".py" not in config.check.data:
+            check_feed(data.inputs, next(iter(data.feeds(config.build.profiles))))
     # TensorRT and a GPU may be missing.
     if not isinstance(config.build.options, OnnxRuntimeOptions) or config.build.options.on_gpu:
-        engine_backend(config.build.backend).environment(config.build)
+        with step_time("open back end"):
+            engine_backend(config.build.backend).environment(config.build)
     config = replace(config, build=data.profiled(config.build))
     backend_name = SHORT_NAMES[config.build.backend]
     name = run_name(path.stem, config.build.precision.upper(), backend_name)
@@ -145,18 +153,21 @@ def _build_and_evaluate(
 ) -> ConvertResult:
     ranges = ""
     if config.measure_ranges:
-        build_config, ranges = fit_precision(config.build, data, config.calibration_cache)
+        with step_time("fit precision"):
+            build_config, ranges = fit_precision(config.build, data, config.calibration_cache)
         config = replace(config, build=build_config)
-    environment = backend.environment(config.build)
-    request, spec = data.request(config.build, environment, _read_caches(config, tracker, environment))
-    key = builds.build_key(spec, environment)
-    _log_request(run, request, spec, data, config, environment)
-
-    stored_build = None if config.rebuild else builds.find_build(tracker, key)
+    with step_time("open back end"):
+        environment = backend.environment(config.build)
+    with step_time("record request"):
+        request, spec = data.request(config.build, environment, _read_caches(config, tracker, environment))
+        key = builds.build_key(spec, environment)
+        _log_request(run, request, spec, data, config, environment)
+    with step_time("find engine"):
+        stored_build = None if config.rebuild else builds.find_build(tracker, key)
     crashed: tuple[str, ...] = ()
     if stored_build is not None:
         source_run, build = stored_build
-        log.info("Reusing the engine of run %s: same spec, same environment.", source_run.info.id)
+        log.info("Reusing the engine of run %s: same spec, same environment.", source_run.info.id[:8])
     else:
         source_run = None
         build, crashed = _build(request, spec, data, config, backend, tracker, run)
@@ -167,12 +178,14 @@ def _build_and_evaluate(
             builds.log_build(run, build, data.model.info, backend.engine_suffix, key)
             _log_model(run, data.model, config)
     else:
-        builds.log_reuse(run, build, source_run)
+        with step_time("record build"):
+            builds.log_reuse(run, build, source_run)
 
     golden = data.golden(config.build.profiles)
     evaluation, outputs = _evaluate(build, backend, data, config, golden)
-    log_evaluation(run, evaluation, engine="" if source_run is None else source_run.info.id)
-    log_kernels(run, build)
+    with step_time("record evaluation"):
+        log_evaluation(run, evaluation, engine="" if source_run is None else source_run.info.id)
+        log_kernels(run, build)
     if config.check.plots == "always" or (config.check.plots == "bad" and evaluation.verdict == "bad"):
         from trtops.comparator.plot import error_figures
 
@@ -217,7 +230,7 @@ def _read_caches(config: ConvertConfig, tracker: Tracker, environment: Environme
     )
     if not config.use_deny_list:
         return caches
-    return replace(caches, denied=deny_list(tracker, environment, config.check.tolerances))
+    return replace(caches, denied=deny_list(tracker, environment))
 
 
 def _log_request(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trtops.comparator.table import RECORDED
+from trtops.comparator.table import METRICS
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Evaluation, describe, describe_measurements
 from trtops.ops.result import OpResult
-from trtops.reports.document import Section
+from trtops.reports.document import Section, Table
 from trtops.spec import BackendName, Precision
-from trtops.tables import listed, size, table
+from trtops.tables import listed, size
 from trtops.verdict import PASSED, Verdict
 
 if TYPE_CHECKING:
@@ -109,12 +109,8 @@ class ConvertResult(OpResult):
     def figures(self) -> str:
         """Precision and size of the engine, and its latency."""
         latency = self.evaluation.latency
-        speed = () if latency is None else (f"p50 {latency.p50_ms:.3f} ms", f"p99 {latency.p99_ms:.3f} ms")
+        speed = () if latency is None else (latency.text(),)
         return ", ".join((f"{self.called} engine", size(self.engine_bytes), *speed))
-
-    def screen(self) -> str:
-        """Nothing above the verdict."""
-        return ""
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""
@@ -127,13 +123,11 @@ class ConvertResult(OpResult):
         return self.precision.upper() if computed is None else computed.name
 
 
-_TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
+_TOP1 = next(metric for metric in METRICS if metric.name == "top1_agreement")
 
 
-def builds_table(
-    results: Iterable[ConvertResult], write: Callable[..., str] = table, columns: Sequence[str] = ()
-) -> str:
-    """One line per engine, in plain text unless another function writes the table; all ``columns`` by default."""
+def builds_table(results: Iterable[ConvertResult], columns: Sequence[str] = ()) -> Table:
+    """Return a row per engine; all ``columns`` by default."""
     rows = []
     for result in results:
         evaluation, computed = result.evaluation, result.evaluation.computed
@@ -152,8 +146,8 @@ def builds_table(
             "run": result.run_id[:8],
         }
         rows.append(row)
-    names = list(columns or rows[0])
-    return write(names, [[row[name] for name in names] for row in rows])
+    names = tuple(columns or rows[0])
+    return Table(columns=names, rows=tuple(tuple(row[name] for name in names) for row in rows))
 
 
 def builds_frame(results: Iterable[ConvertResult]) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.calibration.cache import CalibrationCache, read_cache
@@ -10,6 +11,10 @@ from trtops.next_step import option_text
 from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.result import run_step
 from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tables import counted
+
+if TYPE_CHECKING:
+    from trtops.backend.onnx.precision import LowPrecision
 
 
 def fit_precision(build: BuildConfig, data: CommandData, calibration_cache: str | None) -> tuple[BuildConfig, str]:
@@ -22,16 +27,15 @@ def fit_precision(build: BuildConfig, data: CommandData, calibration_cache: str 
         The config with these layers kept.
         A line on the ranges; empty if the build computes in neither.
     """
-    # The last imports ONNX Runtime.
-    from trtops.backend.onnx.precision import LowPrecision, beyond_range, without_functions
-    from trtops.backend.onnx.quantize import is_quantized
-    from trtops.backend.onnxrt.calibration import collect
-
     tensorrt = build.options if isinstance(build.options, TensorRTOptions) else None
     precisions = (build.precision, *(tensorrt.also if tensorrt else ()))
     low: LowPrecision | None = next((name for name in ("fp16", "bf16") if name in precisions), None)
     if low is None:
         return build, ""
+    from trtops.backend.onnx.precision import beyond_range, without_functions
+    from trtops.backend.onnx.quantize import is_quantized
+    from trtops.backend.onnxrt.calibration import collect  # imports ONNX Runtime
+
     called, proto = low.upper(), without_functions(data.model.proto(lean=True))
     cache: CalibrationCache
     if calibration_cache is not None:
@@ -54,7 +58,7 @@ def fit_precision(build: BuildConfig, data: CommandData, calibration_cache: str 
     for name in requested_by_layer:
         layers.pop(name, None)
     overflowing = ", ".join(f"{name} ({tensor}: {peak:.3g})" for name, (tensor, peak) in layers.items())
-    measured = f"{len(cache.ranges)} tensors have ranges, of {cache.feeds} feeds"
+    measured = f"ranges of {counted(len(cache.ranges), 'tensor')} from {counted(cache.feeds, 'feed')}"
     keep = tuple(dict.fromkeys((*build.keep, *layers)))
     if layers and is_quantized(proto):
         reason = f"values do not fit {called}, but the model sets its precisions: {overflowing}"

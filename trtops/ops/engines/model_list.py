@@ -17,7 +17,7 @@ from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.yaml_records import merge, read_yaml
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import DataConfig
-from trtops.record import Record
+from trtops.record import Record, setting
 from trtops.spec import (
     BackendName,
     BackendOptions,
@@ -82,10 +82,10 @@ class ListedModel(DataConfig):
     precisions: tuple[Precision, ...] = ("fp32",)
     backends: tuple[BackendName, ...] = ("onnxruntime",)
     profiles: tuple[OptimizationProfile, ...] = ()
-    labels: str | None = None
-    golden: str | None = None
+    labels: str | None = setting(None, file="reads")
+    golden: str | None = setting(None, file="reads")
     calibration_data: str | None = None
-    calibration_samples: int = 64
+    calibration_samples: int = setting(64, least=1)
     calibration_cache: str | None = None
     keep: tuple[str, ...] = ()
     tolerances: Mapping[Precision, Tolerances] = field(default_factory=dict)
@@ -98,8 +98,6 @@ class ListedModel(DataConfig):
         for name in ("precisions", "backends"):
             if not getattr(self, name):
                 raise errors.ConfigError(f"{name} is empty; name one or more, or leave it out.")
-        if self.calibration_samples < 1 or self.iterations < 1:
-            raise errors.ConfigError("calibration_samples and iterations must be 1 or more.")
 
     def config(self, precision: Precision, backend: BackendName) -> ConvertConfig:
         """The convert config of one build."""

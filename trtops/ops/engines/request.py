@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.backend.base import BuildRequest, Caches
+from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.comparator.results import RunResults
 from trtops.metadata import TensorMetadata, check_feed
@@ -92,6 +93,15 @@ class CommandData:
         feeds = source.first(samples)
         # Other calibration data gives other ranges, and so another engine.
         return replace(request, calibration_data=feeds), request.spec(environment, feeds.digest())
+
+
+def check_names(model: Model, build: BuildConfig, check: CheckConfig) -> None:
+    """Raise ConfigError for layers to keep, or tolerances of outputs, that the model does not have."""
+    if build.keep:
+        walk.select_nodes(model.structure(), build.keep)
+    outputs = {spec.name for spec in model.info.outputs}
+    for name in () if check.tolerances is None else check.tolerances.per_output:
+        errors.check_known(name, outputs, "The tolerances are for an output that does not exist:")
 
 
 def read_cache_file(path: str | None, field_name: str) -> bytes | None:

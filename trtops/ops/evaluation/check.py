@@ -17,7 +17,7 @@ from trtops.calibration.data import data_source
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
-from trtops.comparator.table import RECORDED
+from trtops.comparator.table import METRICS
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
@@ -28,7 +28,7 @@ from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.self_check import SelfCheck, check_engine, check_repeated
 from trtops.ops.evaluation.undefined import Undefined
 from trtops.ops.result import run_step, step_time
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.spec import BuildConfig
 from trtops.tables import markdown_table
 from trtops.tracking import schema
@@ -74,13 +74,13 @@ class CheckConfig(DataConfig):
             gates and audits do, and a conversion checks what costs no inference.
     """
 
-    golden: str | None = None
-    labels: str | None = None
+    golden: str | None = setting(None, file="reads")
+    labels: str | None = setting(None, file="reads")
     tolerances: Tolerances | None = None
     warm_up: int = 5
     latency_runs: int = 50
     plots: Literal["always", "bad", "never"] = "bad"
-    min_precision_share: float = 0.0
+    min_precision_share: float = setting(0.0, most=1)
     power: bool = False
     self_check: bool | None = None
 
@@ -104,8 +104,8 @@ class EngineConfig(Config):
 
     build: BuildConfig = field(default_factory=BuildConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
-    calibration_data: str | None = field(default=None, metadata={"convert": data_source})
-    calibration_cache: str | None = None
+    calibration_data: str | None = setting(None, convert=data_source, file="reads")
+    calibration_cache: str | None = setting(None, file="reads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,11 @@ class Latency(Record):
     mean_ms: float
     runs: int
     device_p50_ms: float | None = None
+
+    def text(self) -> str:
+        """The percentiles."""
+        device = "" if self.device_p50_ms is None else f"; on the device p50 {self.device_p50_ms:.3f} ms"
+        return f"p50 {self.p50_ms:.3f} ms, p99 {self.p99_ms:.3f} ms{device}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +284,10 @@ def assess(
         aligned_outputs, aligned_golden = right.aligned(outputs), right.aligned(golden)
     ours, theirs = undefined.comparable(aligned_outputs, aligned_golden)
     report = compare_outputs(ours, theirs, tolerances)
+    for name in () if config.tolerances is None else config.tolerances.per_output:
+        errors.check_known(
+            name, [output.name for output in report.outputs], "The tolerances are for an output that does not exist:"
+        )
     evidence, data_iterations, foreign = None, report.iterations, ""
     elements = sum(statistics.elements for statistics in report.statistics.values())
     if right is not None and config.golden is not None and not report:
@@ -356,7 +365,7 @@ def measure_latency(
     start = time.perf_counter()
     while len(seconds) < config.latency_runs:
         outputs = runner.infer(feed, check_inputs=False)
-        seconds.append(runner.last_inference_time())
+        seconds.append(runner.inference_time)
         if (device := runner.last_device_time()) is not None:
             on_device.append(device)
         if len(seconds) >= _MIN_LATENCY_RUNS and time.perf_counter() - start > _LATENCY_SECONDS:
@@ -431,7 +440,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     recorded: dict[MetricName, float] = {}
     report = evaluation.report
     measured = report.statistics
-    for metric in RECORDED:
+    for metric in METRICS:
         numbers: list[float] = []
         for statistics in measured.values() if metric.logged else ():
             value = getattr(statistics, metric.name)
@@ -485,9 +494,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
     elif evaluation.evidence is not None and evaluation.blind:
         lines += [evaluation.evidence.coverage(), ""]
     if evaluation.latency is not None:
-        measured = evaluation.latency
-        device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
-        lines += [f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}.", ""]
+        lines += [f"Latency: {evaluation.latency.text()}.", ""]
     for part in (evaluation.computed, evaluation.emulated, evaluation.self_check):
         if part is not None:
             lines += [part.sentence(), ""]

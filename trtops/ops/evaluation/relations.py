@@ -100,7 +100,7 @@ class Trials:
         self.large = max(results, key=lambda result: _elements(result.feed))
         shapes = shapes_of(self.small.feed)  # of its peers as well
         self.peers = [result for result in results if result is not self.small and shapes_of(result.feed) == shapes]
-        self.batch = batch_of(runner.get_input_metadata(), self.small.feed)
+        self.batch = batch_of(runner.get_input_metadata(use_numpy_dtypes=False), self.small.feed)
         self._runner, self._batches, self._thorough = runner, batches, thorough
         self._variant = scaled(self.small.feed, 0.5)
         # NaN, or values a thousand times as large, where inputs are floating-point numbers.

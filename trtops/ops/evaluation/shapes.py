@@ -120,6 +120,7 @@ def _completed(
             for dim, size in zip(spec.shape or (), input_shapes[name]):
                 if isinstance(dim, str) and size >= 0:
                     sizes[dim] = size
+    determined = set(sizes)
     for name, spec in inputs.items():
         dims: Sequence[Dim] | None = input_shapes.get(name, spec.shape)
         if dims is None:
@@ -136,7 +137,7 @@ def _completed(
                 suggested = required.get(axis, required.get(axis - len(dims)))
                 if suggested is None:
                     suggested = _size_of(dim, sizes, axis, other)
-                    assumed.append(name)
+                    assumed += [] if dim in determined else [name]
                 dim = suggested
             assert isinstance(dim, int)
             whole.append(dim)
@@ -161,11 +162,10 @@ def _size_of(dim: Dim, sizes: dict[str, int], axis: int, other: int) -> int:
 
 
 def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:
-    fixed = [size for size in shape if size >= 0]
-    if spec.shape is None or (len(fixed) < len(shape) and len(shape) == len(spec.shape)):
+    if spec.shape is None:
         return
     values = spec.dtype is not None and spec.dtype.is_integral and tuple(spec.shape) == (len(shape),)
-    if not values and not shape_accepts(spec.shape, fixed):
+    if not values and not shape_accepts(spec.shape, shape):
         raise errors.ConfigError(
             f"Input {spec.name!r} cannot have shape {tuple(shape)}; the model declares {tuple(spec.shape)}."
         )

@@ -149,14 +149,14 @@ def find_undefined(model: Model, feeds: Iterable[Feed], nan: NanRows, requested:
     from trtops.backend.onnxrt.runner import reference_outputs
 
     undefined = Undefined(nan=nan, reasons=(nan.reason,) if nan else ())
-    labels = [walk.label(node) for node in _random_nodes(model.structure())]
+    labels = [walk.label(node) for node in random_nodes(model.structure())]
     if not labels:
         return undefined
     differences: dict[str, float] = {}
     draws = []
     for seed in range(_DRAWS):
         proto = model.proto(lean=True)
-        for node in _random_nodes(proto):
+        for node in random_nodes(proto):
             _set_seed(node, seed)
         draws.append(reference_outputs(proto, list(feeds)))
         report = compare_outputs(draws[-1], draws[0], requested or _TO_THE_BIT)
@@ -189,7 +189,7 @@ def without_own_nan(rounded: Outputs, plain: Outputs) -> tuple[Outputs, Outputs]
     return ours, theirs
 
 
-def _random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+def random_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes drawing random numbers, at any depth and in functions, without inactive Dropouts."""
     from onnx import numpy_helper
 

@@ -22,6 +22,7 @@ from trtops.backend.ratio import UNDISTURBED, Metric, RatioEstimate, StartNoise,
 from trtops.backend.runner import BaseRunner
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.results import IterationResult, RunResults
+from trtops.json import save_json
 from trtops.metadata import TensorMetadata
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.record import Record
@@ -220,7 +221,7 @@ def measure_rounds(
 
 def save_feeds(feeds: Sequence[Feed], path: Path | str) -> None:
     """Save arrays by name for other processes."""
-    RunResults([("feeds", [IterationResult(dict(feed)) for feed in feeds])]).save(str(path))
+    save_json(RunResults([("feeds", [IterationResult(dict(feed)) for feed in feeds])]), path)
 
 
 # The state of a child process: the open engine, and its inputs. The functions below are called in it, so they and their
@@ -265,7 +266,7 @@ def _infer(path: str) -> None:
 
 
 def _inputs() -> TensorMetadata:
-    return _opened()[0].get_input_metadata()
+    return _opened()[0].get_input_metadata(use_numpy_dtypes=False)
 
 
 def _time_inferences(count: int, core: int | None) -> list[list[float]]:
@@ -301,4 +302,4 @@ def _opened() -> tuple[BaseRunner, list[Feed]]:
 def _last_seconds(runner: BaseRunner) -> float:
     # A GPU's own time has no noise of Python and the driver's queue.
     on_device = runner.last_device_time()
-    return runner.last_inference_time() if on_device is None else on_device
+    return runner.inference_time if on_device is None else on_device

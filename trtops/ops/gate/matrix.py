@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.backend.engines import engine_backend
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.gate.across_releases import Candidate, Regression, accepted_candidates, explain
 from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.findings import Finding
@@ -62,7 +63,7 @@ class MatrixResult(OpResult):
     def reasons(self) -> tuple[str, ...]:
         """Each candidate not accepted, with its reasons."""
         return tuple(
-            f"**{Path(cell.subject).stem} {cell.precision} {cell.release}**: {cell.decision}. {'; '.join(cell.reasons)}"
+            f"{Path(cell.subject).stem} {cell.precision} {cell.release}: {cell.decision}. {'; '.join(cell.reasons)}"
             for cell in self._not_accepted
         )
 
@@ -75,6 +76,13 @@ class MatrixResult(OpResult):
             names = Path(cell.subject).stem, cell.precision, cell.release, cell.decision
             yield (*names, *ratios, cell.seconds, cell.run_id)
 
+    def overview(self) -> Table:
+        """Return the decision on each candidate, those that are not accepted first."""
+        columns = ("model", "precision", "release", "decision", "run")
+        cells = sorted(self.cells, key=lambda cell: cell.decision == "accept")
+        rows = [(Path(c.subject).stem, c.precision, c.release, DECIDED[c.decision], c.run_id[:8]) for c in cells]
+        return Table(columns=columns, rows=tuple(rows))
+
     def sections(self) -> Iterable[Section]:
         """What broke, and a table of all candidates."""
         for regression in self.regressions:
@@ -85,6 +93,7 @@ class MatrixResult(OpResult):
         yield Section(table=Table(columns=_MATRIX_COLUMNS, rows=tuple(self.rows())))
 
 
+@checked_arguments
 def gate_all(
     models: Sequence[str | Path],
     config: GateConfig = GateConfig(),

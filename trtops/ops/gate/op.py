@@ -10,6 +10,8 @@ from typing import TypeVar
 from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.next_step import arguments_of
+from trtops.ops.arguments import checked_arguments
+from trtops.ops.engines.request import check_names
 from trtops.ops.evaluation.check import log_evaluation
 from trtops.ops.gate.findings import Finding, evaluate_measured
 from trtops.ops.gate.measurement import GateSession, Measurement, NotMeasuredError
@@ -26,6 +28,7 @@ from trtops.tracking.base import Tags, Tracker
 R = TypeVar("R", bound=GateResult)
 
 
+@checked_arguments
 def gate(
     model: str | Path,
     config: GateConfig = GateConfig(),
@@ -67,6 +70,7 @@ def gate(
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as op:
         run = op.run
         loaded = run_step("load", Model.load, path)
+        check_names(loaded, config.build, config.check)
         config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
         devices = ",".join(config.devices)
         limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}

@@ -27,44 +27,33 @@ from trtops.ops.engines.yaml_records import merge, read_yaml
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig
 from trtops.ops.gate.releases import HERE
 from trtops.ops.gate.tolerance import BuildShare
-from trtops.record import Record
+from trtops.record import Config, setting
 from trtops.spec import Precision
 
 
-def _check_bounds(record: object, **bounds: float) -> None:
-    for name, minimum in bounds.items():
-        value = getattr(record, name)
-        if not value >= minimum:
-            raise errors.ConfigError(f"{name} is {value}; expected {minimum:g} or more.")
-
-
 @dataclass(frozen=True, kw_only=True)
-class LatencyLimit(Record):
+class LatencyLimit(Config):
     """How much slower a candidate may be."""
 
-    ratio: float = 1.05  # largest ratio of the candidate's latency to the accepted engine's
+    ratio: float = setting(1.05, least=0.01)  # largest ratio of the candidate's latency to the accepted engine's
     confidence: float = 0.99  # that an engine whose true ratio is the limit is not decided wrongly, over all looks
-    rounds: int = 2  # least number of one start of the processes
+    rounds: int = setting(2, least=2)  # least number of one start of the processes
 
     def __post_init__(self) -> None:
-        _check_bounds(self, ratio=0.01, rounds=2)
         if not 0.5 <= self.confidence < 1:
             raise errors.ConfigError(f"confidence is {self.confidence}; expected 0.5 or more, and less than 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeLimit(Record):
+class SizeLimit(Config):
     """A candidate is refused if its size exceeds that of the accepted engine by both the ratio and the slack."""
 
-    ratio: float = 1.1
+    ratio: float = setting(1.1, least=1)
     slack: int = 1 << 16  # in bytes; small engines grow by large ratios for small reasons
-
-    def __post_init__(self) -> None:
-        _check_bounds(self, ratio=1, slack=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccuracyLimit(Record):
+class AccuracyLimit(Config):
     """How accurate a candidate must be."""
 
     tolerances: Tolerances | None = None  # compared with the reference; the defaults of the precision if None
@@ -75,7 +64,7 @@ class AccuracyLimit(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits(Record):
+class Limits(Config):
     """All limits; None is not checked.
 
     Attributes:
@@ -95,7 +84,7 @@ class Limits(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy(Record):
+class Policy(Config):
     """What the gate accepts.
 
     Attributes:
@@ -112,7 +101,9 @@ class Policy(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateConfig(EngineConfig, uses={"check": "data input_shapes iterations seed golden labels power self_check"}):
+class GateConfig(
+    EngineConfig, uses={"check": "data input_shapes iterations seed val_range golden labels power self_check"}
+):
     """One candidate, and its policy, with the tolerances.
 
     Attributes:
@@ -144,8 +135,8 @@ class GateConfig(EngineConfig, uses={"check": "data input_shapes iterations seed
     policy: Policy = field(default_factory=Policy)
     minutes: float = 5.0
     metric: Metric | Literal["auto"] = "auto"
-    release: str = HERE
-    others: tuple[str, ...] = ()
+    release: str = setting(HERE, file="reads")
+    others: tuple[str, ...] = setting((), file="reads")
     devices: tuple[str, ...] = ()
     use_deny_list: bool = True
     name: str | None = None

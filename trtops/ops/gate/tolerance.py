@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from trtops import errors
 from trtops.extras import require
-from trtops.record import Record
+from trtops.record import Config, setting
 
 ShareDecision: TypeAlias = Literal["accept", "refuse", "open"]
 
@@ -25,7 +25,7 @@ _ERROR = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildShare(Record):
+class BuildShare(Config):
     """What a gate on builds has to show.
 
     Attributes:
@@ -36,13 +36,11 @@ class BuildShare(Record):
             the decision may be either, or open.
     """
 
-    builds: int = 1
-    share: float | None = None
-    tolerated: float = 0.01
+    builds: int = setting(1, least=1)
+    share: float | None = setting(None, most=1)
+    tolerated: float = setting(0.01, most=1)
 
     def __post_init__(self) -> None:
-        if self.builds < 1:
-            raise errors.ConfigError(f"builds is {self.builds}; expected 1 or more.")
         largest = _ERROR ** (1 / self.builds)
         if self.builds > 1 and not 0 < self.required <= largest * (1 + 1e-9):
             raise errors.ConfigError(

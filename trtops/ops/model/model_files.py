@@ -12,7 +12,7 @@ from trtops import errors
 from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import Model
 from trtops.metadata import Shape, TensorMetadata
-from trtops.record import Config
+from trtops.record import Config, setting
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +41,8 @@ def inputs_with_shapes(inputs: TensorMetadata, shapes: Mapping[str, Shape]) -> T
 class SaveConfig(Config):
     """Where weights go when a model is written; see :func:`trtops.backend.onnx.save.save_model`."""
 
-    external_data: str | None = None  # a path next to the model file; "" is its name with .data appended
+    # A path next to the model file; "" is its name with .data appended.
+    external_data: str | None = setting(None, file="weights")
     size_threshold: int = 1024  # tensors with fewer bytes stay in the model file
     one_file: bool = True  # otherwise external_data is a folder
 

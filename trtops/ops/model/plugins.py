@@ -19,6 +19,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from trtops import errors
 from trtops.backend.common import import_from_script, invoke_from_script, save_bytes
 from trtops.backend.onnx.loader import gs_from_onnx
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.model.model_files import SaveConfig, Source, open_model
 from trtops.ops.model.surgeon import SurgeonResult, operate
 
@@ -37,6 +38,7 @@ class Match:
     places: tuple[dict[str, Any], ...]
 
 
+@checked_arguments
 def match_plugins(
     model: str | Path | onnx.ModelProto,
     folder: str | Path,
@@ -114,6 +116,7 @@ def read_matches(path: str | Path) -> tuple[Match, ...]:
     return tuple(_parse_match(document, str(path)) for document in documents)
 
 
+@checked_arguments
 def replace_plugins(
     model: Source,
     output: str | Path | None,

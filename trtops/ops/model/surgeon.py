@@ -17,13 +17,14 @@ from typing import Any, Literal
 import onnx
 
 from trtops import errors
-from trtops.backend.onnx import edit, external, fold, shapes, sparsity, walk, weights
+from trtops.backend.onnx import edit, external, fold, shapes, walk, weights
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.model import Model, check_structure, read_proto
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.summary import summary
 from trtops.logger import ON_STDOUT
 from trtops.metadata import Shape, TensorSpec
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.model.model_files import SaveConfig, Source
 from trtops.tables import listed
 
@@ -46,6 +47,7 @@ class SurgeonResult:
         return "\n".join([*self.changes, f"{self.nodes_before} nodes before, {self.nodes} now.{wrote}"])
 
 
+@checked_arguments
 def extract(
     model: Source,
     output: str | Path | None = None,
@@ -74,6 +76,7 @@ def extract(
     return operate(model, output, save_as, cut, check="after")
 
 
+@checked_arguments
 def insert(
     model: Source,
     output: str | Path | None,
@@ -95,6 +98,7 @@ def insert(
     return operate(model, output, save_as, put)
 
 
+@checked_arguments
 def remove_nodes(
     model: Source, output: str | Path | None, types: Collection[str], *, save_as: SaveConfig | None = None
 ) -> SurgeonResult:
@@ -144,6 +148,7 @@ def remove_nodes(
     return operate(model, output, save_as, remove)
 
 
+@checked_arguments
 def sanitize(
     model: Source,
     output: str | Path | None = None,
@@ -157,6 +162,7 @@ def sanitize(
     fold_constants: bool = False,
     fold_shapes: bool = True,
     infer_shapes: bool = True,
+    infer_between_passes: bool = True,
     symbolic_shapes: bool = True,
     max_passes: int | None = None,
     max_folded_bytes: int | None = None,
@@ -176,7 +182,8 @@ def sanitize(
         cleanup: Whether to remove nodes and weights that no output depends on.
         fold_constants: Whether to compute what does not depend on inputs.
         fold_shapes: Whether shapes that can be inferred count as constants.
-        infer_shapes: Whether shapes are inferred while folding; otherwise declared shapes are used.
+        infer_shapes: Whether shapes are inferred and written into the model.
+        infer_between_passes: Whether they are inferred before each folding pass; otherwise declared shapes are used.
         symbolic_shapes: Whether ONNX Runtime's symbolic inference is used where ONNX's own leaves ranks unknown.
         max_passes: Maximum number of folding passes; None folds until nothing changes.
         max_folded_bytes: Larger tensors are not folded; None folds all.
@@ -184,13 +191,18 @@ def sanitize(
         save_as: Where weights go.
     """
 
+    def infer(proto: onnx.ModelProto) -> None:
+        try:
+            shapes.infer_shapes(proto, symbolic=symbolic_shapes)
+        except errors.InvalidModelError as exc:
+            log.warning("%s", exc)
+
     # The order matters: new shapes and outputs decide what is unused or constant, and folding computes sizes that would
     # need a bound otherwise.
     def clean(proto: onnx.ModelProto) -> list[str]:
         changes = []
         if input_shapes:
             edit.override_input_shapes(proto, input_shapes)
-            shapes.infer_shapes(proto, symbolic=symbolic_shapes)
             changes.append(f"Changed the shapes of {listed(input_shapes)}.")
         new_outputs = outputs if output_types is None else edit.outputs_of_types(proto.graph, output_types)
         if new_outputs is not None:
@@ -205,18 +217,20 @@ def sanitize(
             before = _count_nodes(proto)
             walk.remove_unused(proto.graph)
             changes.append(f"Removed {before - _count_nodes(proto)} nodes that no output needs.")
+        if infer_shapes and not (fold_constants and infer_between_passes):
+            infer(proto)
         if fold_constants:
             folded = fold.fold_constants(
                 proto,
                 passes=max_passes,
                 fold_shapes=fold_shapes,
-                infer_shapes=infer_shapes,
+                infer_shapes=infer_between_passes,
                 symbolic=symbolic_shapes,
                 size_threshold=max_folded_bytes,
             )
             changes.append(f"Folded {folded} nodes.")
         if upper_bounds:
-            shapes.infer_shapes(proto, symbolic=symbolic_shapes)
+            infer(proto)
             bounded = edit.set_upper_bounds(proto, upper_bounds)
             bounds = listed(f"{name} by {bound}" for name, bound in bounded.items())
             changes.append(f"Bounded {bounds or 'nothing'}.")
@@ -225,11 +239,13 @@ def sanitize(
     return operate(model, output, save_as, clean)
 
 
+@checked_arguments
 def prune(model: Source, output: str | Path | None = None, *, save_as: SaveConfig | None = None) -> SurgeonResult:
-    """Make weights 2:4 sparse, to measure the gain of sparse kernels; see :mod:`trtops.backend.onnx.sparsity`."""
-    return operate(model, output, save_as, lambda proto: [f"Pruned {len(sparsity.prune(proto))} weights."])
+    """Make weights 2:4 sparse, to measure the gain of sparse kernels; see :mod:`trtops.backend.onnx.weights`."""
+    return operate(model, output, save_as, lambda proto: [f"Pruned {len(weights.prune(proto))} weights."])
 
 
+@checked_arguments
 def strip_weights(
     model: Source,
     output: str | Path | None = None,
@@ -243,6 +259,7 @@ def strip_weights(
     )
 
 
+@checked_arguments
 def reconstruct_weights(
     model: Source,
     output: str | Path | None = None,
@@ -251,7 +268,7 @@ def reconstruct_weights(
     save_as: SaveConfig | None = None,
 ) -> SurgeonResult:
     """Restore the weights of a stripped model from the original model, or with random values if it is None."""
-    original_model = None if original is None else _load_with_weights(original)[0]
+    original_model = None if original is None else _load_with_weights(original)
 
     def put_back(proto: onnx.ModelProto) -> list[str]:
         names = weights.reconstruct_weights(proto, original_model)
@@ -275,15 +292,8 @@ def operate(
     """
     if isinstance(model, (str, Path)):
         log.info("Loading model: %s", model, extra=ON_STDOUT)
-    proto, files = _load_with_weights(model)
+    proto = _load_with_weights(model)
     save_as = save_as or SaveConfig()
-    # A write that fails half-way would destroy the only copy.
-    if output is not None:
-        data = Path(output).parent / (save_as.external_data or f"{Path(output).name}.data")
-        if Path(output).resolve() in files or data.resolve() in files:
-            raise errors.ConfigError(
-                f"Writing {str(output)!r} would replace a file of the model itself. Give another path."
-            )
     before = _count_nodes(proto)
     _log_model("Original Model", proto)
     if check == "before":
@@ -314,18 +324,15 @@ def _log_model(title: str, proto: onnx.ModelProto) -> None:
         log.info("%s:\n%s\n", title, textwrap.dedent("\n".join(lines)), extra=ON_STDOUT)
 
 
-def _load_with_weights(model: Source) -> tuple[onnx.ModelProto, set[Path]]:
-    """A copy of a model with its weights inside, and its files, protected from overwriting."""
+def _load_with_weights(model: Source) -> onnx.ModelProto:
+    """Return a copy of a model with its weights inside."""
     if isinstance(model, Model):
-        return model.proto(), {path.resolve() for path in model.files()}
+        return model.proto()
     if isinstance(model, onnx.ModelProto):
-        return copy_of(model), set()
-    path = Path(model)
-    proto = read_proto(path)
-    folder = path.absolute().parent
-    data = {external.locate(t, folder).path for t in walk.tensors(proto) if external.is_external(t)}
-    external.load_external_data(proto, folder)
-    return proto, {path.resolve(), *data}
+        return copy_of(model)
+    proto = read_proto(Path(model))
+    external.load_external_data(proto, Path(model).absolute().parent)
+    return proto
 
 
 def _count_nodes(proto: onnx.ModelProto) -> int:

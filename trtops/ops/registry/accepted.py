@@ -9,6 +9,7 @@ from trtops import errors
 from trtops.backend.base import Build, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.result import tracker_or_default
 from trtops.record import Record, sha256
@@ -79,6 +80,7 @@ def alias_of(model_sha256: str, environment: Environment) -> str:
     return f"model-{model_sha256[:12]}_device-{environment.device_sha256[:12]}_{release}"
 
 
+@checked_arguments
 def resolve(
     model: str | Path | Model,
     *,

@@ -9,6 +9,7 @@ from trtops.backend.base import Build, BuildRequest, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.devices import BuildPlace, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
@@ -16,7 +17,7 @@ from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
-from trtops.record import Config, with_options
+from trtops.record import Config, setting, with_options
 from trtops.spec import BackendName
 from trtops.system.allowed import ask_for
 from trtops.system.worker import close_workers
@@ -29,8 +30,8 @@ from trtops.tracking.builds import find_model, log_materials
 class PromoteConfig(
     Config,
     uses={
-        "check": "data input_shapes iterations seed golden labels tolerances warm_up latency_runs min_precision_share "
-        "power self_check"
+        "check": "data input_shapes iterations seed val_range golden labels tolerances warm_up latency_runs "
+        "min_precision_share power self_check"
     },
 ):
     """How a build is verified before it is accepted.
@@ -46,7 +47,7 @@ class PromoteConfig(
             change it.
     """
 
-    model: str | None = None
+    model: str | None = setting(None, file="reads")
     check: CheckConfig | None = None
     name: str | None = None
     timeout_seconds: float | None = 1800.0
@@ -77,6 +78,11 @@ class PromoteResult(OpResult):
         """Always ``accepted``."""
         return "accepted"
 
+    @property
+    def figures(self) -> str:
+        """Where it is registered."""
+        return f"version {self.version} of {self.name!r}, alias {self.alias}"
+
     def body(self) -> Iterable[str]:
         """Where it is registered, and how it was verified."""
         return [
@@ -88,6 +94,7 @@ class PromoteResult(OpResult):
         ]
 
 
+@checked_arguments
 def promote(
     run_id: str,
     config: PromoteConfig | None = None,

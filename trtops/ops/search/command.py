@@ -23,7 +23,7 @@ from trtops.backend.onnx.submodel import SubModel
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
 from trtops.ops.search.submodel import CheckOutcome, CheckVerdict
-from trtops.record import JSONValue, Record
+from trtops.record import Config, JSONValue, setting
 from trtops.system.allowed import check_command
 from trtops.system.processes import end_with_parent, temporary_prefix
 from trtops.system.worker import warm_worker
@@ -39,7 +39,7 @@ _IMPORTED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandCheck(Record):
+class CommandCheck(Config):
     """Runs a command on each sub-model, in a process group of its own, ended with the check."""
 
     # By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in `ignore_fail_codes` passes,
@@ -57,7 +57,7 @@ class CommandCheck(Record):
     timeout_seconds: float | None = None  # time limit of one run; None sets no limit
     timeout_fails: bool = False  # whether running out of time is the failure
     # Where to write the sub-model for commands without ``{model}``. Sub-models are then checked one at a time.
-    artifact: str | None = None
+    artifact: str | None = setting(None, file="writes")
     tell_passing: bool = False  # whether the outcome of a passing check includes its output
 
     def __post_init__(self) -> None:
@@ -86,10 +86,10 @@ class CommandCheck(Record):
             model = Path(folder, "model.onnx") if self.artifact is None else Path(self.artifact)
             paths = {"{model}": model, "{inputs}": Path(folder, "inputs.json"), "{golden}": Path(folder, "golden.json")}
             if self.wants("{inputs}"):
-                save_json(part.feeds, paths["{inputs}"], "inputs of a sub-model")
+                save_json(part.feeds, paths["{inputs}"])
             if self.wants("{golden}"):
                 iterations = [IterationResult(outputs, runner_name="golden") for outputs in part.golden]
-                RunResults([("golden", iterations)]).save(paths["{golden}"])
+                save_json(RunResults([("golden", iterations)]), paths["{golden}"])
             save_model(part.proto, model)
             try:
                 return self.run(paths)

@@ -69,7 +69,7 @@ def load_replay(path: str | Path) -> dict[str, IterationContext]:
 
 def save_replay(replay: Mapping[str, IterationContext], path: str | Path) -> None:
     """Write a replay, a JSON object of answers by question as in Polygraphy."""
-    save_json(dict(replay), path, "debug replay")
+    save_json(dict(replay), path)
 
 
 @dataclass

@@ -32,6 +32,7 @@ from trtops.comparator.report import Tolerances
 from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig, Feeds, naming_assumed
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.model.model_files import SaveConfig, Source
@@ -39,9 +40,11 @@ from trtops.ops.result import OpResult, run_step
 from trtops.ops.search.delta import Items, OutOfTestsError, Search, Step
 from trtops.ops.search.search_run import search_run
 from trtops.ops.search.submodel import Check, CheckOutcome, CheckVerdict, ComparisonCheck, EngineRunner, describe
-from trtops.record import Record
+from trtops.record import Record, setting
 from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix
+from trtops.tables import counted, listed
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
 from trtops.verdict import Verdict
@@ -69,25 +72,22 @@ class ReduceConfig(DataConfig):
     """
 
     mode: Literal["bisect", "linear"] = "bisect"
-    max_checks: int | None = None
+    max_checks: int | None = setting(None, least=1)
     reduce_outputs: bool = True
     reduce_inputs: bool = True
     inputs: Literal["real", "declared"] = "real"
-    iterations: int = 1  # each costs an inference per check
-    output: str | None = None
+    iterations: int = setting(1, least=1)  # each costs an inference per check
+    output: str | None = setting(None, file="writes")
     save_as: SaveConfig = field(default_factory=SaveConfig)
-    min_good: str | None = None
-    load_replay: str | None = None
-    save_replay: str | None = None
+    min_good: str | None = setting(None, file="writes")
+    load_replay: str | None = setting(None, file="reads")
+    save_replay: str | None = setting(None, file="writes", continues="load_replay")
 
     def __post_init__(self) -> None:
         if not (self.reduce_outputs or self.reduce_inputs):
             raise errors.ConfigError(
                 "reduce_outputs and reduce_inputs are both False; expected one of them to be True."
             )
-        for name in ("max_checks", "iterations"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise errors.ConfigError(f"{name} is {value}; expected 1 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,23 +146,28 @@ class ReduceResult(OpResult):
             return super().next_step
         return NextStep("inspect model", {"model": self.culprit.path, "show": "layers"})
 
-    def body(self) -> Iterator[str]:
-        """The result as in a terminal."""
-        yield from ("```", self.text(), "```")
-
-    def text(self) -> str:
-        """The result for a terminal."""
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The smallest failing part, and how it fails."""
         if self.whole == "error":
-            return f"The whole model fails in another way than the one searched for: {self.detail}"
+            return (f"The whole model fails in another way than the one searched for: {self.detail.rstrip()}",)
         if (culprit := self.culprit) is None:
-            return "The model does not fail."
-        lines = [f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {', '.join(culprit.labels)}"]
-        if culprit.detail:
-            lines.append(f"  {culprit.detail.rstrip()}")
-        if culprit.path is not None:
-            inputs = f", its inputs to {culprit.inputs_path}" if culprit.inputs_path else ""
-            lines.append(f"  saved to {culprit.path}{inputs}")
-        return "\n".join([*lines, f"{self.checks} checks in {self.seconds:.1f} s"])
+            return ("The model does not fail",)
+        nodes = f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {listed(culprit.labels)}"
+        return (nodes, *filter(None, [culprit.detail.rstrip()]))
+
+    @property
+    def figures(self) -> str:
+        """The files of the part, and the checks."""
+        checks = f"{counted(self.checks, 'check')} in {self.seconds:.1f} s"
+        if self.culprit is None or self.culprit.path is None:
+            return checks
+        inputs = f", its inputs in {self.culprit.inputs_path}" if self.culprit.inputs_path else ""
+        return f"saved to {self.culprit.path}{inputs}; {checks}"
+
+    def body(self) -> Iterator[str]:
+        """The findings and the figures."""
+        yield from (f"- {one_line(line)}" for line in (*self.because, self.figures))
 
 
 def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> ComparisonCheck:
@@ -171,12 +176,12 @@ def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> Co
     return ComparisonCheck(runner=EngineRunner(build), tolerances=tolerances_for(build.precision, tolerances))
 
 
+@checked_arguments
 def reduce(
     model: Source,
     check: Check,
     config: ReduceConfig = ReduceConfig(),
     *,
-    feeds: Iterable[Feed] | None = None,
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -187,8 +192,8 @@ def reduce(
     """Find the smallest part of a model with the same failure.
 
     ``check`` says whether a sub-model passes (:mod:`trtops.ops.search.submodel`): a callable, a comparison as
-    :func:`engine_check` makes it, or a :class:`~trtops.ops.search.command.CommandCheck`. ``feeds`` replace
-    ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check.
+    :func:`engine_check` makes it, or a :class:`~trtops.ops.search.command.CommandCheck`. ``file`` names a
+    model in memory. ``progress`` is called after each check.
     ConfigError if the replay belongs to another search, or an output path is the model's own. Any exception of the
     check on the whole model passes through; on a part it counts as another failure.
 
@@ -199,8 +204,7 @@ def reduce(
     (1, 'Relu')
     """
     with search_run("reduce", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent) as search:
-        search.check_outputs(output=config.output, min_good=config.min_good, artifact=getattr(check, "artifact", None))
-        result, steps = run_step("search", _find_culprit, search.model, check, config, feeds, progress)
+        result, steps = run_step("search", _find_culprit, search.model, check, config, progress)
         result = replace(result, seconds=search.seconds)
         search.op.run.log_params({"model": search.model.name, "check": describe(check), **config.to_dict()})
         if search.op.run is not NO_RUN:
@@ -214,7 +218,6 @@ def _find_culprit(
     model: Model,
     check: Check,
     config: ReduceConfig,
-    feeds: Iterable[Feed] | None,
     progress: Callable[[Step], None] | None,
 ) -> tuple[ReduceResult, Sequence[Step]]:
     cutter = Cutter(model.proto(lean=True))
@@ -227,13 +230,13 @@ def _find_culprit(
         inputs[name] = replace(inputs[name], shape=tuple(shape))
     source: Iterable[Feed] = ()
     if config.inputs == "real":
-        source = config.open_for(model, feeds, inputs) if inputs else [{}]
+        source = config.open_for(model, inputs=inputs) if inputs else [{}]
     samples: list[Feed] = []
     for feed in source:
         check_feed(inputs, feed)
         samples.append(dict(feed))
     # As in Polygraphy, tensors of other branches become weights only if the user gives data.
-    freeze = config.inputs == "real" and (feeds is not None or config.data is not None)
+    freeze = config.inputs == "real" and config.data is not None
     data = f"{config.inputs}, branches {'frozen' if freeze else 'inputs'}"
     if samples:
         # Arrays of objects have no bytes of their own; their text has.

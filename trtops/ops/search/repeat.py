@@ -6,14 +6,15 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from trtops import errors
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.search.command import CommandCheck, run_group
 from trtops.ops.search.delta import IterationContext, load_replay, save_replay
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
@@ -35,14 +36,14 @@ class RepeatConfig(Config):
         save_replay: File for a debug replay, written after each iteration.
     """
 
-    until: int | Literal["good", "bad"]
-    artifacts: tuple[str, ...] = ()
-    folder: str = "trtops_artifacts"
-    intermediate: str | None = None
-    info: str | None = None
+    until: int | Literal["good", "bad"] = field(metadata={"least": 1})
+    artifacts: tuple[str, ...] = setting((), file="writes")
+    folder: str = setting("trtops_artifacts", file="writes")
+    intermediate: str | None = setting(None, file="writes")
+    info: str | None = setting(None, file="writes")
     show: Literal["all", "failing", "none"] = "failing"
-    load_replay: str | None = None
-    save_replay: str | None = None
+    load_replay: str | None = setting(None, file="reads")
+    save_replay: str | None = setting(None, file="writes", continues="load_replay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ class RepeatResult(Record):
         return sum(step.verdict == verdict for step in self.steps)
 
 
+@checked_arguments
 def repeat(
     make: Callable[[int], object],
     check: CommandCheck | None,

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trtops import errors
 from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import Model
 from trtops.ops.model.model_files import Source, open_model
@@ -29,13 +28,6 @@ class SearchRun:
     def seconds(self) -> float:
         """Seconds since the model was loaded."""
         return time.perf_counter() - self._started
-
-    def check_outputs(self, **paths: str | None) -> None:
-        """Raise ConfigError if one of the paths, by name, is a file of the model itself."""
-        model_files = {path.resolve() for path in self.model.files()}
-        for name, path in paths.items():
-            if path is not None and Path(path).resolve() in model_files:
-                raise errors.ConfigError(f"{name} is {path!r}, which is the model itself. Use another path.")
 
     def finish(self, result: Result, metric: str, numbers: Mapping[str, float], artifact: str) -> Result:
         """Log numbers and the result, and end the run; returns the result with title, subject and run."""

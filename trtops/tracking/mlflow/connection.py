@@ -31,7 +31,11 @@ log = logging.getLogger(__name__)
 
 # Seconds between attempts; each pause is twice the one before.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-_SECONDS_IF_AWAY = 10.0  # of each call after one that was not answered
+# Seconds for an answer: of a call, unless the wait is longer, and of one after a call that was not answered.
+_SECONDS, _SECONDS_IF_AWAY = 10.0, 5.0
+# After a request without an answer, none is sent for this many times as long: a command with many calls must not wait
+# for a silent server in each of them.
+_PAUSE_AFTER_SILENCE = 12.0
 # Bytes per second of the slowest transfer of artifacts that is not given up: 2 Mbit/s.
 _SLOWEST_TRANSFER = 250_000
 
@@ -49,7 +53,8 @@ class Connection:
         self.location = self.store.uri if self.store else str(where)
         self.shown = masked(self.location)
         self.downloads = Scratch()
-        self._is_away = False
+        self._refusal: errors.TrackingError | None = None  # of a store that does not answer
+        self._silent_until = 0.0
         try:
             self.client  # noqa: B018  # an invalid location is reported now
         except errors.NoRoomError:  # with a full or read-only disk, each call tries again
@@ -89,15 +94,19 @@ class Connection:
         """Call MLflow. Transient failures are retried, and other errors are translated.
 
         A store that does not answer is waited for (:func:`trtops.tracking.location.wait_seconds`). After that, calls
-        do not wait until one succeeds. A server must have answered after ``MLFLOW_HTTP_REQUEST_TIMEOUT`` seconds, and
-        the time that ``transferred()`` bytes take at 2 Mbit/s.
+        do not wait until one succeeds, and most are not even sent. A server must have answered after this wait, or
+        ``MLFLOW_HTTP_REQUEST_TIMEOUT`` seconds if they are set, and the time that ``transferred()`` bytes take at 2
+        Mbit/s.
         """
         import requests
         from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
         from mlflow.exceptions import MlflowException
 
         begin, pause = time.monotonic(), _FIRST_PAUSE
+        if self._refusal is not None and begin < self._silent_until:
+            raise type(self._refusal)(*self._refusal.args)
         while True:
+            asked = time.monotonic()
             try:
                 answer = self._ask(partial(function, *args, **kwargs), transferred)
             except MemoryError:
@@ -106,9 +115,11 @@ class Connection:
                 error = translated(exc, self.shown)
                 if self.store is not None and type(error) is errors.StoreError:
                     error = store_error(exc, self.store, str(error))
-                left = 0.0 if self._is_away else begin + wait_seconds() - time.monotonic()
+                now = time.monotonic()
+                left = 0.0 if self._refusal is not None else begin + wait_seconds() - now
                 if not error.transient or left <= 0:
-                    self._is_away = error.transient
+                    self._refusal = error if error.transient else None
+                    self._silent_until = now + _PAUSE_AFTER_SILENCE * (now - asked)
                     # MLflow's own message contains the address with its password.
                     raise error from None
             except errors.TrtopsError:
@@ -120,7 +131,7 @@ class Connection:
                     f"{masked(str(exc)):.300}). Is it an MLflow server?"
                 ) from exc
             else:
-                self._is_away = False
+                self._refusal = None
                 return answer
             if pause == _FIRST_PAUSE:
                 log.warning("%s does not answer; waiting up to %.0f s (TRTOPS_TRACKING_WAIT).", self.shown, left)
@@ -145,7 +156,9 @@ class Connection:
         # In a thread, since MLflow's limit is for each read: a server that sends a byte now and then never exceeds it.
         thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
         begin, seconds = time.monotonic(), float(MLFLOW_HTTP_REQUEST_TIMEOUT.get())  # type: ignore[no-untyped-call]
-        if self._is_away:
+        if not MLFLOW_HTTP_REQUEST_TIMEOUT.is_set():  # type: ignore[no-untyped-call]
+            seconds = min(seconds, max(wait_seconds(), _SECONDS))
+        if self._refusal is not None:
             seconds = min(seconds, _SECONDS_IF_AWAY)
         with limited_memory():  # MLflow reads a server's answer whole, however long it is
             thread.start()

@@ -10,11 +10,11 @@ import trtops.backend.trt as back
 from examples.digits import Digits, make_digits
 from tests import models
 from trtops.backend.base import BuildRequest, Caches
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.backend.trt import TensorRTBackend, library
 from trtops.calibration import CalibrationCache
 from trtops.comparator import DataLoader
@@ -78,8 +78,8 @@ def made_on_the_cpu(demo: Demo, algorithm="entropy") -> CalibrationCache:
     return collect(demo.model.proto(), demo.batches(), inputs=inputs).cache(algorithm)
 
 
-def build(demo: Demo, cache: bytes, config: BuildConfig = INT8):
-    return TensorRTBackend().build(BuildRequest(demo.model, config, caches=Caches(calibration=cache)))
+def build(demo: Demo, cache: bytes, config: BuildConfig = INT8, *, timing: bytes | None = None):
+    return TensorRTBackend().build(BuildRequest(demo.model, config, caches=Caches(timing=timing, calibration=cache)))
 
 
 def int8_layers(built) -> list[str]:
@@ -90,14 +90,15 @@ def int8_layers(built) -> list[str]:
 @pytest.mark.parametrize("algorithm", ["entropy", "minmax", "percentile"])
 def test_cpu_cache_is_as_accurate_as_tensorrts(demo: Demo, calibrated_by_tensorrt, algorithm, form) -> None:
     cache = made_on_the_cpu(demo, algorithm)
-    built = build(demo, cache.to_bytes() if form == "ours" else cache.to_tensorrt())
+    # Without the timing cache TensorRT chooses the INT8 layers again, and three of them err more than two.
+    built = build(
+        demo, cache.to_bytes() if form == "ours" else cache.to_tensorrt(), timing=calibrated_by_tensorrt.timing_cache
+    )
 
     error, change = demo.evaluate(built)
     theirs, _ = demo.evaluate(calibrated_by_tensorrt)
-    actual, expected = int8_layers(built), int8_layers(calibrated_by_tensorrt)
-    assert actual and expected
-    # TensorRT chooses the INT8 layers and their kernels again at each build.
-    assert theirs / 2 <= error <= (1.2 if actual == expected else 2) * theirs
+    assert int8_layers(built) == int8_layers(calibrated_by_tensorrt) != []
+    assert theirs / 2 <= error <= 1.2 * theirs
     assert change <= 0.01
 
 
@@ -138,7 +139,7 @@ def test_kept_layers_are_not_int8(demo: Demo) -> None:
 
 def test_calibrate_op_compares_tensorrt_engines(demo: Demo) -> None:
     check = CheckConfig(data=str(demo.files.images), labels=str(demo.files.labels), latency_runs=0, plots="never")
-    config = CalibrateConfig(data=str(demo.files.calibration), batch=BATCH, build=INT8, check=check)
+    config = CalibrateConfig(calibration_data=str(demo.files.calibration), batch=BATCH, build=INT8, check=check)
 
     result = calibrate(demo.files.model, config, tracker=MemoryTracker())
 

@@ -17,6 +17,7 @@ from trtops.comparator.report_lines import histogram_lines, statistics_text
 from trtops.comparator.results import RunResults
 from trtops.comparator.streams import load_saved
 from trtops.json import load_json
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import Inspection
 from trtops.record import JSONValue, to_jsonable
 from trtops.terminal import one_line
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trtops.backend.trt.describe.inspector import EngineDescription
 
 
+@checked_arguments
 def inspect_data(
     path: str | Path,
     *,

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from trtops.backend.trt.describe.alignment import (
 )
 from trtops.backend.trt.describe.inspector import parse_layers
 from trtops.metadata import TensorMetadata
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, op_run
-from trtops.record import Config, Record
+from trtops.record import Config, Record, setting
 from trtops.tables import listed, markdown_table, size
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker, Verdict, run_id_of
@@ -48,12 +49,12 @@ class InspectEnginesConfig(Config):
         shown: Maximum number of boundaries and rows on the page.
     """
 
-    a: str
-    b: str
-    times_a: str | None = None
-    times_b: str | None = None
+    a: str = field(metadata={"file": "reads"})
+    b: str = field(metadata={"file": "reads"})
+    times_a: str | None = setting(None, file="reads")
+    times_b: str | None = setting(None, file="reads")
     profile: bool = False
-    shown: int = 20
+    shown: int = setting(20, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,11 @@ class InspectEnginesResult(OpResult):
             return f"{self.b.ms:.3f} ms for {self.a.ms:.3f} ms, {self.b.inserted} layers inserted for {self.a.inserted}"
         different = sum(row.differs for row in self.alignment.rows)
         return f"{different} of {len(self.alignment.rows)} rows of layers differ"
+
+    @property
+    def verdict_text(self) -> str:
+        """The difference: engines are compared, not evaluated."""
+        return self.headline
 
     def body(self) -> Iterable[str]:
         """Both engines in numbers, boundaries, rows, and rows without a counterpart."""
@@ -182,6 +188,7 @@ def _cells(row: Row) -> list[str]:
     return [first or "-" if first == second else f"{first or '-'} → {second or '-'}" for first, second in zip(*sides)]
 
 
+@checked_arguments
 def inspect_engines(
     config: InspectEnginesConfig,
     *,
@@ -274,7 +281,7 @@ def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[E
         from trtops.backend.onnxrt.profile import layer_times
 
         with engine_backend("onnxruntime").runner(build.engine) as runner:
-            feed = next(iter(DataConfig().open_for(None, inputs=runner.get_input_metadata())))
+            feed = next(iter(DataConfig().open_for(None, inputs=runner.get_input_metadata(use_numpy_dtypes=False))))
         times = layer_times(build, feed)
     return EngineLayers.of(build.layers, times), {}
 

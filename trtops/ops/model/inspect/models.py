@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from trtops.backend import onnx, trt
 from trtops.backend.onnx import summary
 from trtops.backend.onnx.model import read_proto
+from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import Inspection
 from trtops.record import JSONValue
 from trtops.system.files import read_regular
@@ -22,6 +23,7 @@ ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 """Extensions of TensorRT engine files."""
 
 
+@checked_arguments
 def inspect_model(
     model: str | Path | ModelProto, *, show: Collection[Show] = (), infer_shapes: bool = False
 ) -> Inspection:
@@ -57,7 +59,7 @@ def _inspect_ort_engine(path: Path, show: Collection[str]) -> Inspection:
     plan = read_regular(path)
     # ONNX Runtime loads the engine first, since read_plan does not validate its bytes.
     with OnnxrtRunner(open_plan(plan), "inspected") as runner:
-        inputs, outputs = runner.get_input_metadata(), runner.get_output_metadata()
+        inputs, outputs = runner.get_input_metadata(use_numpy_dtypes=False), runner.get_output_metadata()
     nodes = read_plan(plan).nodes
     record: dict[str, JSONValue] = {
         "inputs": [str(spec) for spec in inputs.values()],

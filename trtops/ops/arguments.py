@@ -1,0 +1,176 @@
+"""Arguments of ops, checked for all callers: types, empty names, and files that an op would read and overwrite."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from trtops import errors
+from trtops.record import Record, check_bounds, file_fields
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_WRITTEN = ("output", "output_dir")  # parameters of ops that name what is written
+
+
+def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
+    """Decorate an op: a ConfigError names an argument of another type, or a file that is read and would be overwritten.
+
+    Parameters annotated as paths or models are read; ``output`` is written. Fields of a config say themselves what they
+    are (:class:`trtops.record.Config`).
+    """
+    signature = inspect.signature(op)
+
+    @functools.wraps(op)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        arguments = signature.bind(*args, **kwargs).arguments
+        reads, writes = list[tuple[str, Any]](), list[tuple[str, Any, Collection[str]]]()
+        data_name = None  # of the weights next to the output
+        for name, value in arguments.items():
+            parameter = signature.parameters[name]
+            if value is parameter.default or parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            try:
+                _check_argument(_hint(op, parameter), value)
+            except errors.ConfigError as exc:
+                raise errors.ConfigError(f"{op.__name__}: {name}: {exc}") from None
+            if isinstance(value, Record):
+                for field, paths, use, continued in file_fields(value):
+                    if use == "reads":
+                        reads.append((field, paths))
+                    elif use == "writes":
+                        writes.append((field, paths, (continued,)))
+                    else:
+                        data_name = paths
+            elif name in _WRITTEN:
+                writes.append((name, value, ()))
+            elif re.search("Path|Source", str(parameter.annotation)):
+                reads.append((name, value))
+        output = next((path for name, path, _ in writes if name == "output"), None)
+        if output is not None and "save_as" in signature.parameters:
+            writes.append(("its file of weights", data_path(output, data_name or ""), ()))
+        refuse_overwriting(reads, writes)
+        return op(*args, **kwargs)
+
+    return checked
+
+
+def _hint(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """Return the type of a parameter; its text if it names types that are imported for type checkers only."""
+    annotated = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    try:
+        return typing.get_type_hints(annotated, inspect.unwrap(op).__globals__)[parameter.name]
+    except (NameError, TypeError):
+        return str(parameter.annotation)
+
+
+def _check_argument(hint: Any, value: Any) -> None:
+    """Raise ConfigError for a value of another type, an empty text, or a negative number."""
+    if not _fits(hint, value):
+        expected = re.sub(r"\b(?:\w+\.)+", "", hint if isinstance(hint, str) else inspect.formatannotation(hint))
+        raise errors.ConfigError(f"found {value!r:.80} ({type(value).__name__}); expected {expected}")
+    if value == "" and isinstance(value, str):
+        raise errors.ConfigError("found an empty text; leave it out for the default")
+    check_bounds(value, {})
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """True if a value may be of a type; also for types that cannot be checked."""
+    if isinstance(hint, str):
+        return not isinstance(value, (bool, int, float, bytes)) or "Any" in hint
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(member, value) for member in args)
+    if origin is typing.Literal:
+        return value in args
+    kind = origin or hint
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return not isinstance(value, (int, float, bytes)) or hint is Any or isinstance(hint, TypeVar)
+    if isinstance(value, bool):
+        return issubclass(bool, kind) and kind is not int
+    if kind in (int, float):
+        return isinstance(value, numbers.Integral if kind is int else numbers.Real)
+    # A text is also a sequence of letters, and never meant as one.
+    return isinstance(value, kind) and not (isinstance(value, (str, bytes)) and origin is not None)
+
+
+def refuse_overwriting(reads: Iterable[tuple[str, Any]], writes: Iterable[tuple[str, Any, Collection[str]]]) -> None:
+    """Raise ConfigError if a path to be written cannot be, or is one to be read, or a file or weights of one.
+
+    Args:
+        reads: Names of options or arguments, and their paths, lists of paths, or None. Links are resolved.
+        writes: Likewise, with the names of options whose file may be replaced, such as a search's earlier answers.
+    """
+    read_files = [(name, path) for name, value in reads for path in _paths(value)]
+    for name, value, continued in writes:
+        for output in _paths(value):
+            folder = next(parent for parent in output.absolute().parents if parent.exists())
+            if not (folder.is_dir() and os.access(folder, os.W_OK)):
+                problem = "is read-only" if folder.is_dir() else "is not a folder"
+                raise errors.ConfigError(f"{name}: {str(output)!r} cannot be written: {str(folder)!r} {problem}.")
+            for read_name, source in read_files:
+                if read_name in continued:
+                    continue
+                if _is_same(output, source) or (source.is_dir() and output.is_file() and _is_within(output, source)):
+                    raise errors.ConfigError(
+                        f"{name} would overwrite {str(output)!r}, which {read_name} reads. Give another path."
+                    )
+                may_have_weights = output.is_file() and source.suffix == ".onnx" and _is_within(output, source.parent)
+                if may_have_weights and output.resolve() in _weight_files(source):
+                    raise errors.ConfigError(
+                        f"{name} would overwrite {str(output)!r}, which has weights of {read_name} {str(source)!r}. "
+                        "Give another path."
+                    )
+
+
+def data_path(output: str | os.PathLike[str], name: str) -> Path:
+    """Return the path of the weights that are written next to a model, if they are too large for it or are named."""
+    return Path(output).parent / (name or f"{Path(output).name}.data")
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    if isinstance(value, (str, os.PathLike)):
+        # A script may name its function; a run of the store and an empty name are no files.
+        text = re.sub(r"(\.py):\w*$", r"\1", os.fspath(value))
+        if text not in ("", "-") and not text.startswith("run:") and "\0" not in text:
+            yield Path(text)
+    elif isinstance(getattr(value, "path", None), Path):  # a loaded model
+        yield value.path
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _paths(item)
+
+
+def _is_same(output: Path, source: Path) -> bool:
+    """True for one file or folder, by links and hard links too; False for devices and pipes, which keep nothing."""
+    try:
+        if source.exists() and not (source.is_file() or source.is_dir()):
+            return False
+        return os.path.realpath(output) == os.path.realpath(source) or output.samefile(source)
+    except OSError:
+        return False
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _weight_files(model: Path) -> set[Path]:
+    """Return the files with a model's weights; none if the model cannot be read, which is reported later."""
+    from trtops.backend.onnx import external, walk
+    from trtops.backend.onnx.model import read_proto
+
+    try:
+        proto, folder = read_proto(model), model.absolute().parent
+        return {external.locate(t, folder).path for t in walk.tensors(proto) if external.is_external(t)}
+    except (errors.TrtopsError, OSError):
+        return set()
