@@ -26,6 +26,7 @@ from trtops.logger import ON_STDOUT
 from trtops.metadata import Shape, TensorSpec
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.model.model_files import SaveConfig, Source
+from trtops.system.activity import Activity
 from trtops.tables import listed
 
 log = logging.getLogger(__name__)
@@ -290,6 +291,17 @@ def operate(
     ``change`` returns sentences about the changes, or another model with them; ``check`` says when the structure of the
     model is checked.
     """
+    with Activity(f"changing {model if isinstance(model, (str, Path)) else 'the model'}"):
+        return _operate(model, output, save_as, change, check)
+
+
+def _operate(
+    model: Source,
+    output: str | Path | None,
+    save_as: SaveConfig | None,
+    change: Callable[[onnx.ModelProto], list[str] | tuple[onnx.ModelProto, list[str]]],
+    check: Literal["before", "after"],
+) -> SurgeonResult:
     if isinstance(model, (str, Path)):
         log.info("Loading model: %s", model, extra=ON_STDOUT)
     proto = _load_with_weights(model)
