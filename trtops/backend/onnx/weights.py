@@ -15,6 +15,7 @@ from onnx import TensorProto, numpy_helper
 from trtops import errors
 from trtops.backend.onnx import operators, sparsity, walk
 from trtops.backend.onnx.external import STRIPPED, is_stripped
+from trtops.backend.onnx.model import tensor_array
 from trtops.metadata import DataType
 
 _SPARSE = "SPARSE_2_4"
@@ -61,7 +62,7 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
     axes = sparsity.reduced_axes(model.graph)
     for name in stripped:
         tensor = tensors[name]
-        sparse = name in axes and sparsity.is_sparse(numpy_helper.to_array(tensor), axes[name])
+        sparse = name in axes and sparsity.is_sparse(tensor_array(tensor), axes[name])
         for field in _DATA_FIELDS:
             tensor.ClearField(field)
         tensor.doc_string = f"{STRIPPED}/{_SPARSE if sparse else ''}"
