@@ -8,6 +8,7 @@ must end with exit code 2 and leave nothing.
 """
 
 import argparse
+import atexit
 import collections
 import contextlib
 import faulthandler
@@ -250,6 +251,7 @@ def failure_of(line: str, log: Path, *, must_refuse: bool = False) -> str | None
         except BaseException:
             traceback.print_exc()
         finally:
+            atexit._run_exitfuncs()  # temporary folders of the process
             os._exit(code)
     _, status, used = os.wait4(pid, 0)
     code, seconds = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime

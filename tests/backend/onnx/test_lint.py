@@ -157,7 +157,11 @@ def test_unused_parts_are_warnings() -> None:
     assert "Weight: 'unread' does not affect outputs, can be removed." in messages(report, "warning")
     assert [e.nodes for e in report.entries if e.nodes] == [("idle",), ("idle2",)]
     del proto.graph.node[:]
+    proto.graph.output.pop()
+    proto.graph.output.append(proto.graph.input[0])
     assert lint(proto).ok and [e.message for e in lint(proto).entries] == ["ONNX model has no nodes"]
+    proto.graph.output[0].name = "missing"
+    assert not lint(proto).ok and "missing" in messages(lint(proto), "error")
 
 
 @pytest.mark.parity

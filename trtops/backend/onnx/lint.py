@@ -164,8 +164,13 @@ def _lint_here(
         return LintReport(passing=(), failing=(), unchecked=(), entries=(entry,))
     graph = model.graph
     if not graph.node:
-        empty = LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")
-        return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
+        findings = [LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")]
+        empty = _Run(model, feed | weights, [], time.monotonic() + seconds, deaths)
+        if installed("onnxruntime"):
+            empty.load_whole()
+        if empty.refusal:
+            findings.append(LintEntry(level="error", source="onnxruntime", message=empty.refusal))
+        return LintReport(passing=(), failing=(), unchecked=(), entries=tuple(findings))
     names = [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
     unnamed = {name: i for i, (name, node) in enumerate(zip(names, graph.node)) if not node.name}
     fatal = list(weight_entries(model))
