@@ -91,7 +91,8 @@ $(VENV)/.docs: $(VENV)/.demo
 	$(PIP) -e '.[docs]'
 	@touch $@
 
-docs: $(VENV)/.docs ## write the documentation to build/docs
+docs: $(VENV)/.docs ## run the commands of the documentation, write their outputs into it, and the pages to build/docs
+	$(PY) -m docs.outputs
 	$(PY) -m mkdocs build --quiet --config-file docs/mkdocs.yml
 
 clean: ## remove the environment and caches, but not mlruns/

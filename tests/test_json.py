@@ -1,4 +1,5 @@
 import base64
+import binascii
 import io
 import json
 import pickle
@@ -15,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from trtops import errors
 from trtops.comparator import AccuracyResults, RunResults
-from trtops.json import from_json, load_json, save_json, to_json
+from trtops.json import base64_text, from_json, load_json, save_json, to_json
 from trtops.json.numpy_files import read_npy
 
 DATA = Path(__file__).parent / "data"
@@ -309,3 +310,21 @@ def test_cyclic_object_is_refused():
     loop.append(loop)
     with pytest.raises(errors.FormatError, match="contains itself"):
         to_json(loop)
+
+
+def test_long_base64_is_decoded_as_by_binascii():
+    random = np.random.default_rng(0)
+    for size in (4, 5, 6, 4096, 300_001):
+        data = random.bytes(size)
+        text = binascii.b2a_base64(data, newline=False)
+        assert base64_text.decode(text).tobytes() == data
+    text = bytearray(binascii.b2a_base64(bytes(9000), newline=False))
+    for letter in b"\n=-_\x80":  # none of base64: binascii decides what becomes of them
+        for position in (0, 3, 6001):
+            assert base64_text.decode(bytes(text[:position] + bytes([letter]) + text[position + 1 :])) is None
+    array = np.arange(30_000, dtype=np.int16).reshape(3, -1).T
+    loaded = from_json(to_json({"a": array}).replace("AAA", "AA\\nA", 1))["a"]  # an escape: read in the usual way
+    np.testing.assert_array_equal(loaded, array)
+    loaded = from_json(to_json({"a": array}))["a"]
+    np.testing.assert_array_equal(loaded, array)
+    loaded[0] = 7  # arrays may be changed

@@ -167,3 +167,32 @@ def test_critical_logs_and_raises(caplog: pytest.LogCaptureFixture) -> None:
         G_LOGGER.critical("stop", KeyError)
 
     assert [record.levelno for record in caplog.records] == [G_LOGGER.CRITICAL] * 2
+
+
+def test_other_loggers_have_their_own_settings() -> None:
+    out, err = run(
+        """
+from trtops.logger import Logger
+other = Logger(severity={"": Logger.WARNING}, letter=False)
+for logger in (other, G_LOGGER):
+    logger.info("info")
+    logger.warning("warning")
+other.module_severity = Logger.INFO
+other.info("now")
+G_LOGGER.module_severity = Logger.ERROR
+other.info("still")
+G_LOGGER.info("no")
+"""
+    )
+    assert (out, err) == (["warning", "[I] info", "[W] warning", "now", "still"], [])
+
+
+def test_callbacks_get_severities() -> None:
+    severities: list[int] = []
+    G_LOGGER.register_callback(lambda severity: severities.append(severity.get()))
+    with G_LOGGER.verbosity(G_LOGGER.ERROR):
+        pass
+    G_LOGGER.module_severity = {"": G_LOGGER.VERBOSE, "backend/trt": G_LOGGER.INFO}
+    assert severities == [logging.INFO, logging.ERROR, logging.INFO, logging.DEBUG]
+    assert G_LOGGER.module_severity.get("backend/trt/loader.py") == logging.INFO
+    G_LOGGER.logger_callbacks.clear()

@@ -1,3 +1,4 @@
+from trtops import config as config
 from trtops.comparator.report import ComparisonReport as ComparisonReport
 from trtops.comparator.report import Tolerances as Tolerances
 from trtops.comparator.report import compare_outputs as compare_outputs

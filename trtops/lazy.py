@@ -40,6 +40,8 @@ def exports(
             return sorted(modules())
         if name.startswith("__") or name not in modules():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if modules()[name] == package:  # a module below
+            return importlib.import_module(f"{package}.{name}")
         return getattr(importlib.import_module(modules()[name]), name)
 
     return get, lambda: sorted({*modules(), *(name for name in vars(sys.modules[package]) if name[:2] == "__")})

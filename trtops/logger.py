@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
+import itertools
 import logging
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 from trtops import errors
 from trtops.lazy import known_as
 from trtops.system.masking import masked
-from trtops.terminal import clear_status, escaped
+from trtops.terminal import clear_status, escaped, show_status, with_short_words, wrapped
 
 Severity: TypeAlias = int | Mapping[str, int]
 
@@ -45,9 +47,17 @@ class LogMode(enum.IntEnum):
 class ModuleSeverity(dict[str, int]):
     """Severities by path below the package, such as ``backend/trt``, with ``""`` for all others."""
 
+    def __init__(self, severities: Mapping[str, int], logger: str = "trtops") -> None:
+        super().__init__(severities)
+        self.logger = logger
+
     def get(self, path: str = "") -> int:  # type: ignore[override]
         """Return the severity in force for a path."""
-        return logging.getLogger(".".join(Path("trtops", path).with_suffix("").parts)).getEffectiveLevel()
+        return self.logger_of(path).getEffectiveLevel()
+
+    def logger_of(self, path: str) -> logging.Logger:
+        """Return Python's logger for a path."""
+        return logging.getLogger(".".join((self.logger, *Path("_", path).with_suffix("").parts[1:])))
 
 
 def _log_at(severity: int, *, error_ok: bool = False) -> Any:
@@ -58,7 +68,10 @@ def _log_at(severity: int, *, error_ok: bool = False) -> Any:
 
 
 class Logger:
-    """The log; use :data:`G_LOGGER`. Severities are levels of Python's ``logging``, with further names."""
+    """The log; use :data:`G_LOGGER`. Severities are levels of Python's ``logging``, with further names.
+
+    Others that a script makes have settings of their own; what they log goes to the same handlers.
+    """
 
     ULTRA_VERBOSE = 2
     SUPER_VERBOSE = 4
@@ -71,14 +84,35 @@ class Logger:
     ERROR = logging.ERROR
     CRITICAL = logging.CRITICAL
 
-    def __init__(self) -> None:
-        """Make the logger of the process."""
-        self.colors = True  # on a terminal, unless NO_COLOR is in the environment
-        self.letter = True  # for the severity
-        self.timestamp = False
-        self.line_info = False  # the file and line that logged
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
+
+    def __init__(
+        self,
+        severity: Severity | None = None,
+        colors: bool = True,
+        letter: bool = True,
+        timestamp: bool = False,
+        line_info: bool = False,
+    ) -> None:
+        """Make a logger; the first one is that of the process.
+
+        Args:
+            severity: Minimum severity of logged messages, or these by module path (default: INFO).
+            colors: Whether lines have colors, on a terminal and unless NO_COLOR is in the environment.
+            letter: Whether lines start with a letter for the severity.
+            timestamp: Whether lines have the time.
+            line_info: Whether lines have the file and line that logged.
+        """
+        self.colors = colors
+        self.letter = letter
+        self.timestamp = timestamp
+        self.line_info = line_info
+        self.status_only = False  # whether trtops' own messages below WARNING replace each other on a terminal
+        self.hides_results = False  # whether trtops' own messages for standard output are left out
         self.use_python_logging_system = False  # whether only the program's own handlers get messages
-        self._logger = logging.getLogger("trtops")
+        self.logger_callbacks: list[Callable[[ModuleSeverity], object]] = []
+        number = next(self._numbers)
+        self._logger = logging.getLogger(f"trtops.logger.{number}" if number else "trtops")
         self._once: set[str] = set()
         self._file: logging.FileHandler | None = None
         for name in ("ULTRA_VERBOSE", "SUPER_VERBOSE", "EXTRA_VERBOSE", "START", "FINISH"):
@@ -86,7 +120,9 @@ class Logger:
         # A program that set a level before this import keeps it.
         if self._logger.level == logging.NOTSET:
             self._logger.setLevel(self.INFO)
-        self._severity = ModuleSeverity({"": self._logger.level})
+        self._severity = ModuleSeverity({"": self._logger.level}, self._logger.name)
+        if severity is not None:
+            self.module_severity = severity
 
     @property
     def module_severity(self) -> ModuleSeverity:
@@ -97,10 +133,16 @@ class Logger:
     def module_severity(self, value: Severity) -> None:
         severities = {"": self.INFO, **value} if isinstance(value, Mapping) else {"": value}
         for path in self._severity.keys() | severities.keys():
-            logger = ".".join(Path("trtops", path).with_suffix("").parts)
-            logging.getLogger(logger).setLevel(severities.get(path, logging.NOTSET))
-        self._severity = ModuleSeverity(severities)
+            self._severity.logger_of(path).setLevel(severities.get(path, logging.NOTSET))
+        self._severity = ModuleSeverity(severities, self._logger.name)
         self._ensure_console()
+        for callback in self.logger_callbacks:
+            callback(self._severity)
+
+    def register_callback(self, callback: Callable[[ModuleSeverity], object]) -> None:
+        """Call a function with the severities now, and whenever they change."""
+        callback(self._severity)
+        self.logger_callbacks.append(callback)
 
     @contextlib.contextmanager
     def verbosity(self, severity: Severity = CRITICAL) -> Iterator[Logger]:
@@ -162,7 +204,7 @@ class Logger:
         margin = " " * (4 * _indent.get())
         text = margin + text.replace("\n", "\n" + margin)
         # As Polygraphy: scripts whose output is read find their messages on standard output.
-        extra = ON_STDOUT if severity < self.CRITICAL else None
+        extra = {"on_stdout": severity < self.CRITICAL, **({} if self is G_LOGGER else {"settings": self})}
         self._logger.log(severity, "%s", text, stacklevel=stack_depth, extra=extra)
 
     def print_line(self, message: str, severity: int) -> None:
@@ -193,10 +235,11 @@ class Logger:
 
     def _ensure_console(self) -> None:
         # A program that set up logging has a handler already, and gets each message once.
-        handled = any(handler is not self._file for handler in self._logger.handlers)
-        of_program = self._logger.propagate and logging.getLogger().handlers
+        logger = logging.getLogger("trtops")
+        handled = any(not isinstance(handler.formatter, _Lines) for handler in logger.handlers)
+        of_program = logger.propagate and logging.getLogger().handlers
         if not (handled or of_program or self.use_python_logging_system):
-            self._logger.addHandler(_Console())
+            logger.addHandler(_Console())
 
 
 def mask_log_records() -> None:
@@ -216,17 +259,18 @@ def mask_log_records() -> None:
 
 
 class _Lines(logging.Formatter):
-    """Formats ``[I] (12:00:00) [logger.py:7] text``; attributes of :data:`G_LOGGER` select the parts."""
+    """Formats ``[I] (12:00:00) [logger.py:7] text``; attributes of the logger select the parts."""
 
     def format(self, record: logging.LogRecord) -> str:
-        prefix = f"[{_STYLES.get(record.levelno, (record.levelname,))[0]}] " if G_LOGGER.letter else ""
-        if G_LOGGER.timestamp:
+        settings = getattr(record, "settings", G_LOGGER)
+        prefix = f"[{_STYLES.get(record.levelno, (record.levelname,))[0]}] " if settings.letter else ""
+        if settings.timestamp:
             prefix += time.strftime("(%H:%M:%S) ")
-        if G_LOGGER.line_info:
+        if settings.line_info:
             prefix += f"[{record.filename}:{record.lineno}] "
         text = prefix + record.getMessage().replace("\n", "\n" + " " * len(prefix))
         text = f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
-        return escaped(masked(text))
+        return with_short_words(escaped(masked(text)))
 
 
 class _Console(logging.Handler):
@@ -236,8 +280,17 @@ class _Console(logging.Handler):
         file = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
         try:
             text, (_, color) = _Lines().format(record), _STYLES.get(record.levelno, ("", 0))
+            is_result, is_own = file is sys.stdout, not re.fullmatch(r"trtops(\.logger\.\d+)?", record.name)
+            if is_own and is_result and G_LOGGER.hides_results:
+                return
+            if is_own and not is_result and G_LOGGER.status_only and record.levelno < logging.WARNING:
+                show_status(record.getMessage())
+                return
             clear_status()
-            if G_LOGGER.colors and color and "NO_COLOR" not in os.environ and file.isatty():
+            if file.isatty():
+                text = wrapped(text)
+            has_colors = getattr(record, "settings", G_LOGGER).colors and "NO_COLOR" not in os.environ
+            if has_colors and color and file.isatty():
                 text = f"\x1b[{color}m{text}\x1b[0m"
             print(text, file=file, flush=True)
         except OSError:  # the command reports a full output when it ends

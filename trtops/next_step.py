@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,6 +11,7 @@ from typing import Any
 from trtops.record import Record, option_fields, to_jsonable
 from trtops.spec import IN_MEMORY, BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 from trtops.system.processes import mark
+from trtops.terminal import escaped
 
 _SAVED = "arrays.npz"  # stands for data from memory, which no command line can have
 _POSITIONAL = ("model", "run")
@@ -32,10 +34,10 @@ _FIELDS_ONLY = frozenset((
 
 _BUILDS = (BuildConfig, OnnxRuntimeOptions, TensorRTOptions)
 _BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in fields(config))))
-_DATA = frozenset(("data", "input_shapes", "iterations", "seed"))
+_DATA = frozenset(("data", "input_shapes", "iterations", "seed", "val_range"))
 # Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
-    "calibrate": _DATA,
+    "calibrate": _DATA | {"calibration_data"},
     "convert": _DATA | {"tolerances", "profiles"},
     "debug accuracy": _BUILD | _DATA | {"tolerances"},
     "debug accuracy --emulate": _DATA | {"tolerances"},
@@ -66,13 +68,37 @@ class NextStep(Record):
         return cls(verb, {**{name: value for name, value in options.items() if name in taken}, **arguments})
 
     def __str__(self) -> str:
-        saved = [f"numpy.savez({_SAVED!r}, **arrays)"] if _SAVED in self.words() else []
-        return "  # first: ".join([shlex.join(self.words()), *saved])
+        return " ".join(map(quoted, self.words()))
+
+    def lines(self, width: int) -> list[str]:
+        """Return the command in lines of at most ``width`` characters if words allow it, to be pasted together.
+
+        Each but the last ends in a backslash. An option stays with its values.
+        """
+        groups: list[list[str]] = [[]]
+        for word in map(quoted, self.words()):
+            if word.startswith("--"):
+                groups.append([])
+            groups[-1].append(word)
+        lines = [""]
+        for group in groups:
+            whole = " ".join(group)
+            for part in [whole] if len(whole) + 2 <= width else group:
+                if lines[-1] and len(lines[-1]) + len(part) + 3 > width:
+                    lines.append(part)
+                else:
+                    lines[-1] = f"{lines[-1]} {part}".lstrip()
+        return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+    @property
+    def first(self) -> str:
+        """What has to be done before the command can run, as a sentence; empty if nothing."""
+        return f"Save the arrays: numpy.savez({_SAVED!r}, **arrays)" if _SAVED in self.words() else ""
 
     def words(self) -> list[str]:
         """The words of the command line, unquoted."""
         positional = (str(self.arguments[name]) for name in _POSITIONAL if self.arguments.get(name) is not None)
-        words = ["trtops", *self.verb.split(), *(f"./{word}" if word[:1] == "-" else word for word in positional)]
+        words = ["trtops", *self.verb.split(), *map(_path, positional)]
         for name, value in self.arguments.items():
             if name not in _POSITIONAL and value is not None:
                 words += _option(name, value)
@@ -116,7 +142,8 @@ def _option(name: str, value: Any) -> Iterator[str]:
         yield from ("--load-inputs" if name == "data" else option, _SAVED)
     elif name == "data":
         script = value.rpartition(":")[0] if ".py:" in value else value
-        yield from ("--data-loader-script" if script.endswith(".py") else "--load-inputs", value)
+        yield "--data-loader-script" if script.endswith(".py") else "--load-inputs"
+        yield _path(value)
     elif name == "profiles":
         yield from _profiles(value)
     elif name == "tolerances":
@@ -129,10 +156,15 @@ def _option(name: str, value: Any) -> Iterator[str]:
         yield from (f"{option}={values[0]}",) if len(values) == 1 and values[0][:1] == "-" else (option, *values)
 
 
+def _path(word: str) -> str:
+    """Return a path that is not read as an option."""
+    return f"./{word}" if word[:1] == "-" else word
+
+
 def _values(value: Any) -> Iterable[str]:
-    """The words after an option: several of a sequence, ``name:[dims]`` of shapes."""
+    """The words after an option: several of a sequence, ``name:[dims]`` of shapes and ranges."""
     if isinstance(value, Mapping):
-        return (f"{name}:{_dims(shape)}" for name, shape in value.items())
+        return (f"{name}:{_dims(shape)}" if name else _dims(shape) for name, shape in value.items())
     if not isinstance(value, (tuple, list)):
         return (str(value),)
     return (":".join(entry) if isinstance(entry, list) else str(entry) for entry in value)
@@ -163,13 +195,21 @@ def _tolerances(tolerances: Mapping[str, Any]) -> Iterator[str]:
 
 def option_text(name: str, value: Any) -> str:
     """Return one option as a line for a shell has it, such as ``--keep conv_0 conv_1``."""
-    return shlex.join(_option(name, value))
+    return " ".join(map(quoted, _option(name, value)))
 
 
-def limits_text(tolerances: Record) -> str:
-    """Return limits in words, such as "atol 1e-12, rtol 0.0"."""
-    return " ".join(_tolerances(tolerances.to_dict())).replace(" --", ", ").removeprefix("--") or "given limits"
+def quoted(word: str) -> str:
+    r"""Return a word as bash and zsh read it back, in printable characters of one line.
+
+    >>> print(quoted("a b.onnx"), quoted("two\nlines"))
+    'a b.onnx' $'two\012lines'
+    """
+    if "\n" not in word and "\t" not in word and escaped(word) == word:
+        return f"'{word}'" if word[:1] == "=" else shlex.quote(word)  # zsh replaces =name by a path
+    # In a shell that lacks this form of quoting, nothing in it ends the quotes either.
+    parts = [chr(b) if 32 <= b < 127 and chr(b) not in "'\\" else f"\\{b:03o}" for b in os.fsencode(word)]
+    return f"$'{''.join(parts)}'"
 
 
-def _dims(shape: Sequence[int]) -> str:
+def _dims(shape: Sequence[float]) -> str:
     return f"[{','.join(map(str, shape))}]"

@@ -3,36 +3,62 @@
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from trtops.terminal import escaped, one_line
+from trtops.terminal import one_line
 
 Row: TypeAlias = Sequence[str | float | None]
 
-_MIN_WIDTH = 9  # of a column that is cut; ids of runs have eight digits
+# Widths to which the text of the first and of other columns is cut at most; ids of runs have eight digits.
+_FIRST_WIDTH, _MIN_WIDTH = 24, 9
 
 
 def _cell_text(cell: str | float | None) -> str:
     return "-" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
-def table(header: Sequence[str], rows: Iterable[Row], width: int | None = None) -> str:
+def table(header: Sequence[str], rows: Iterable[Row], width: int | None = None, expendable: Sequence[str] = ()) -> str:
     """Return columns aligned with spaces: text to the left, numbers to the right, a dash for None.
 
-    Cells of the widest columns are cut in their middle until a line has at most ``width`` characters.
+    Where lines would be longer than ``width``, columns are left out: the ``expendable`` ones in their order, then the
+    last ones, which a line below names. Text is cut in its middle before that, numbers never are.
     """
     lines = [list(header)]
     for row in rows:
         lines.append([one_line(_cell_text(cell)) for cell in row])
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    while width is not None and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > _MIN_WIDTH:
-        widths[widths.index(max(widths))] -= 1
-    columns = []
-    for number, (column, column_width) in enumerate(zip(zip(*lines), widths)):
-        name, *cells = (_cut(cell, column_width) for cell in column)
-        # The first column is text, and those where no cell starts with a digit.
-        is_text = number == 0 or not any(cell[:1].isdigit() for cell in cells)
+    columns = list(zip(*lines))
+    left_out = []
+    for name in expendable:
+        if width is not None and sum(max(map(len, column)) + 2 for column in columns) - 2 > width:
+            columns = [column for column in columns if column[0] != name]
+            left_out.append(name)
+    widths = [max(map(len, column)) for column in columns]
+    least = []
+    for column in columns:
+        numbers = [cell for cell in column if _is_number(cell)]
+        least.append(max(map(len, (*numbers, column[0]))) if numbers else _MIN_WIDTH)
+    least[0] = max(least[0], min(widths[0], _FIRST_WIDTH))
+    while width is not None and sum(widths) + 2 * len(widths) - 2 > width:
+        longest = max(range(len(widths)), key=lambda number: widths[number] - least[number])
+        if widths[longest] > least[longest]:
+            widths[longest] -= 1
+        elif len(widths) > 2:
+            widths.pop()
+        else:
+            break
+    cells = []
+    for number, (column, column_width) in enumerate(zip(columns, widths)):
+        name, *texts = (_cut(text, column_width) for text in column)
+        # The first column is text, and those where a cell other than a dash starts with no digit.
+        starts = [text[:1] for text in texts if text != "-"]
+        is_text = number == 0 or not starts or not all(map(str.isdigit, starts))
         pad = str.ljust if is_text else str.rjust
-        columns.append([pad(cell, column_width) for cell in (name, "-" * column_width, *cells)])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns))
+        cells.append([pad(text, column_width) for text in (name, "-" * column_width, *texts)])
+    left_out += [name for name, *_ in columns[len(widths) :]]
+    note = [f"Not shown here: {', '.join(left_out)}."] if left_out else []
+    return "\n".join([*("  ".join(line).rstrip() for line in zip(*cells)), *note])
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("-+")[:1].isdigit() and len(cell) <= 15
 
 
 def _cut(text: str, width: int) -> str:
@@ -49,13 +75,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Row]) -> str:
 
 
 def _markdown_cell(cell: str | float | None) -> str:
-    text = escaped(_cell_text(cell)).replace("\\|", "|")  # one that is escaped already
-    return text.replace("|", "\\|").replace("\n", " ")
+    return one_line(_cell_text(cell)).replace("\\|", "|").replace("|", "\\|")  # some are escaped already
 
 
 def listed(names: Iterable[str], max_names: int = 10, separator: str = ", ") -> str:
     """Return the first names, and the number of the others: ``a, b, c and 2 more``."""
-    all_names = list(names)
+    all_names = list(map(one_line, names))
     return separator.join(all_names[:max_names]) + (
         f" and {len(all_names) - max_names} more" if len(all_names) > max_names else ""
     )

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,15 +19,19 @@ if TYPE_CHECKING:
 
 
 # Control characters except tab and newline, characters without width or that change the direction of text, further line
-# separators, and surrogates; and the start of a line that looks like the verdict of a command.
+# separators, and surrogates; and the start of a line that looks like one of a command's screen.
 _UNSAFE = re.compile(
-    "(?m:^(?=verdict:))|[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "(?m:^(?=(?:verdict|because|figures|run|next):))|[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 
 
+# Characters of a word, and of a name or sentence; names of tensors may be megabytes long.
+_MAX_WORD, _MAX_LINE = 300, 3000
+
+
 def escaped(text: str) -> str:
-    r"""Text safe for terminals, unable to control one or forge a verdict: characters become ``\u001b`` and the like."""
+    r"""Text safe for terminals, unable to control one or forge a screen: characters become ``\u001b`` and the like."""
     return _UNSAFE.sub(_escape, text)
 
 
@@ -38,13 +42,39 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Text as :func:`escaped`, with ``\n`` for newlines: a name must not look like a line of its own."""
-    return escaped(text).replace("\n", "\\n")
+    r"""Text as :func:`escaped`, with ``\n`` for newlines and long words cut in their middle.
+
+    Names of models, tensors, experiments and libraries enter all texts through this function: a name must not look like
+    a line of its own, and must not fill the screen.
+    """
+    line = escaped(text).replace("\n", "\\n")
+    return line if len(line) <= _MAX_WORD else _shortened(with_short_words(line), _MAX_LINE)
+
+
+def with_short_words(text: str) -> str:
+    """Return text of several lines with long words, which are names, cut in their middle."""
+    return re.sub(rf"\S{{{_MAX_WORD + 1},}}", lambda word: _shortened(word[0], _MAX_WORD), text)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]} ({len(text)} characters)"
 
 
 def bold(text: str) -> str:
     """Return text in bold on a terminal, unless ``NO_COLOR`` is set."""
     return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
+
+
+def wrapped(text: str) -> str:
+    """Return text with lines that fit the terminal, as far as words allow it."""
+    import textwrap  # few commands log lines that long
+
+    width = shutil.get_terminal_size().columns
+    lines = []
+    for line in text.split("\n"):
+        fitting = textwrap.wrap(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        lines += [line] if len(line) <= width else fitting
+    return "\n".join(lines)
 
 
 _has_status = _has_progress = False
@@ -68,12 +98,21 @@ def clear_status() -> None:
         sys.stderr.flush()
 
 
-def print_line(text: str, file: TextIO | None = None, *, start: str = "") -> None:
-    """Print text, escaped, to a stream (default: standard output). ``start`` is printed before it as it is."""
+def print_line(text: str, file: TextIO | None = None) -> None:
+    """Print text, escaped, to a stream (default: standard output)."""
+    _print(escaped(text), file or sys.stdout)
+
+
+def print_screen(lines: Iterable[str]) -> None:
+    """Print the last lines of a command, after an empty one. Each is one line, of parts made by :func:`one_line`."""
+    _print("\n".join(("", *lines)), sys.stdout)
+
+
+def _print(text: str, file: TextIO) -> None:
     clear_status()
     # Flushed, so that lines keep their order with those of child processes and of the log.
     try:
-        print(start + escaped(text), file=file or sys.stdout, flush=True)
+        print(text, file=file, flush=True)
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, "the output") from None
 
@@ -96,7 +135,7 @@ def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
     clear_status()
     _has_progress = True
     try:
-        with Progress(*columns, console=_console(sys.stderr)) as shown:
+        with Progress(*columns, console=_console(sys.stderr), transient=True) as shown:
             task = shown.add_task(label, total=None)
             yield lambda done, total=None: shown.update(task, completed=done, total=total)
     finally:
@@ -111,6 +150,7 @@ def has_progress() -> bool:
 def print_page(page: str) -> None:
     """Print a page of Markdown: rendered on a terminal, elsewhere as it is."""
     clear_status()
+    page = with_short_words(page)
     if sys.stdout.isatty() and _has_rich():
         from rich.markdown import Markdown
 

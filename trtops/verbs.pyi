@@ -2,11 +2,9 @@
 # ruff: noqa
 # fmt: off
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures._base import Future
-from numpy import ndarray
 from onnx.onnx_ml_pb2 import ModelProto
 from os import PathLike
 from trtops.backend.base import Build
@@ -81,10 +79,10 @@ from typing import Literal
 
 def accuracy(
     model: str | PathLike[str] | Model | ModelProto, actual: BuildConfig | Callable[[ModelProto], BaseRunner],
-    config: AccuracyConfig = ..., *, feeds: Iterable[Mapping[str, ndarray[Any, Any]]] | None = ..., tracker: Tracker
-    | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ...,
-    file: str | PathLike[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
-    ..., iterations: int = ..., seed: int = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...
+    config: AccuracyConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str,
+    str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ..., data: DataSource | None =
+    ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
+    tuple[float, float]] = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...
 ) -> AccuracyResult: ...
 
 def audit(
@@ -119,25 +117,26 @@ def bundle(
 def calibrate(
     model: str | PathLike[str], config: CalibrateConfig = ..., *, tracker: Tracker | None = ..., experiment: str |
     None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int |
-    None], None] | None = ..., data: DataSource | None = ..., algorithm: Literal['best', 'minmax', 'entropy',
-    'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ..., min_samples:
-    int = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., output: str | None =
-    ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ...,
-    calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] =
-    ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions |
-    TensorRTOptions | Mapping[str, Any] = ..., check_data: DataSource | None = ..., shapes: Mapping[str,
-    Sequence[int]] = ..., iterations: int = ..., seed: int = ..., golden: str | None = ..., labels: str | None =
-    ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...,
-    plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check:
-    bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None], None] | None = ..., calibration_data: DataSource | None = ..., algorithm: Literal['best', 'minmax',
+    'entropy', 'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ...,
+    min_samples: int = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., output:
+    str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int =
+    ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str]
+    = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions |
+    TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
+    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
+    None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
+    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
+    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
 
 def compare(
     actual: str | PathLike[str], golden: str | PathLike[str], config: CompareConfig | CheckConfig = ..., *, tracker:
     Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None =
     ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int
-    = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ...,
-    latency_runs: int = ..., power: bool = ..., self_check: bool | None = ...
+    = ..., val_range: Mapping[str, tuple[float, float]] = ..., labels: str | None = ..., tolerances: Tolerances |
+    None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., power: bool = ..., self_check: bool
+    | None = ...
 ) -> CompareResult: ...
 
 def convert(
@@ -151,10 +150,11 @@ def convert(
     calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ...,
     qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
     OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., golden: str | None = ..., labels: str
-    | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int =
-    ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ...,
-    self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
+    float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str,
+    Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
+    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> ConvertResult: ...
 
 def debug_build(
@@ -171,10 +171,11 @@ def debug_build(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., check_seed: int = ..., golden: str
-    | None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
-    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
-    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., check_seed: int = ..., val_range:
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
+    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
+    None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> DebugBuildResult: ...
 
 def diff_tactics(
@@ -195,12 +196,13 @@ def gate(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., golden: str |
-    None = ..., labels: str | None = ..., power: bool = ..., self_check: bool | None = ..., precisions:
-    Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ...,
-    share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size:
-    SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ...,
-    precision_share: float | None = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., power: bool = ...,
+    self_check: bool | None = ..., precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] |
+    Mapping[str, Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency:
+    LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy:
+    AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ...,
+    backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult: ...
 
 def gate_all(
@@ -216,12 +218,13 @@ def gate_all(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., golden: str |
-    None = ..., labels: str | None = ..., power: bool = ..., self_check: bool | None = ..., policy_precisions:
-    Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ...,
-    share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size:
-    SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ...,
-    precision_share: float | None = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., power: bool = ...,
+    self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'],
+    Limits] | Mapping[str, Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ...,
+    latency: LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ...,
+    accuracy: AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool =
+    ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult | MatrixResult: ...
 
 def inspect_engines(
@@ -231,15 +234,15 @@ def inspect_engines(
 ) -> InspectEnginesResult: ...
 
 def precision(
-    model: str | PathLike[str] | Model | ModelProto, config: PrecisionConfig = ..., *, feeds: Any = ..., runner:
-    Callable[[Candidate], BaseRunner] = ..., evaluate: Callable[[Candidate], bool] | None = ..., tracker: Tracker |
-    None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file:
-    str | PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
-    shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., to: Literal['fp16', 'bf16'] =
-    ..., mode: Literal['minimal', 'bisect', 'linear'] = ..., direction: Literal['forward', 'reverse'] = ...,
-    fastest: bool = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., profiles:
-    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., exclude: Sequence[str] = ..., max_checks: int | None =
-    ..., output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
+    model: str | PathLike[str] | Model | ModelProto, config: PrecisionConfig = ..., *, runner: Callable[[Candidate],
+    BaseRunner] = ..., evaluate: Callable[[Candidate], bool] | None = ..., tracker: Tracker | None = ...,
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str |
+    PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
+    shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
+    tuple[float, float]] = ..., to: Literal['fp16', 'bf16'] = ..., mode: Literal['minimal', 'bisect', 'linear'] =
+    ..., direction: Literal['forward', 'reverse'] = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
+    profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., exclude: Sequence[str] = ..., max_checks: int
+    | None = ..., output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
 ) -> PrecisionResult: ...
 
 def promote(
@@ -257,22 +260,23 @@ def prove(
 
 def reduce(
     model: str | PathLike[str] | Model | ModelProto, check: Callable[[SubModel], bool | Literal['pass', 'fail',
-    'error'] | CheckOutcome], config: ReduceConfig = ..., *, feeds: Any = ..., tracker: Tracker | None = ...,
-    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str |
-    PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
-    shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., mode: Literal['bisect',
-    'linear'] = ..., max_checks: int | None = ..., reduce_outputs: bool = ..., reduce_inputs: bool = ..., inputs:
-    Literal['real', 'declared'] = ..., output: str | None = ..., min_good: str | None = ..., load_replay: str | None
-    = ..., save_replay: str | None = ..., external_data: str | None = ..., size_threshold: int = ..., one_file: bool
-    = ...
+    'error'] | CheckOutcome], config: ReduceConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
+    ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ...,
+    progress: Callable[[Step], None] | None = ..., data: DataSource | None = ..., shapes: Mapping[str,
+    Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] =
+    ..., mode: Literal['bisect', 'linear'] = ..., max_checks: int | None = ..., reduce_outputs: bool = ...,
+    reduce_inputs: bool = ..., inputs: Literal['real', 'declared'] = ..., output: str | None = ..., min_good: str |
+    None = ..., load_replay: str | None = ..., save_replay: str | None = ..., external_data: str | None = ...,
+    size_threshold: int = ..., one_file: bool = ...
 ) -> ReduceResult: ...
 
 def sensitivity(
     model: str | PathLike[str], calibration_cache: str | CalibrationCache, config: SensitivityConfig = ..., *,
     tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str |
     None = ..., progress: Callable[[int, int | None], None] | None = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., samples: int = ..., batch: int | None
-    = ..., budget: float = ..., style: Literal['onnxruntime', 'tensorrt'] = ..., keep: Sequence[str] = ...
+    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
+    float]] = ..., samples: int = ..., batch: int | None = ..., budget: float = ..., style: Literal['onnxruntime',
+    'tensorrt'] = ..., keep: Sequence[str] = ...
 ) -> SensitivityResult: ...
 
 def triage(
@@ -284,7 +288,8 @@ def triage(
     Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ...,
     keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., golden: str |
-    None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., min_precision_share: float = ...,
-    self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances: Tolerances | None | Mapping[str,
+    Any] = ..., min_precision_share: float = ..., self_check: bool | None = ..., backend: Literal['onnxruntime',
+    'tensorrt'] = ...
 ) -> TriageResult: ...

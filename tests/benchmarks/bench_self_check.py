@@ -10,8 +10,9 @@ import onnx
 from tests import gates, models
 from tests.benchmarks.harness import Goals, benchmark, in_turns
 from trtops.backend.base import BuildRequest
-from trtops.backend.engines import engine_backend, reference_runner
+from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.backend.runner import BaseRunner, Feed
 from trtops.ops.evaluation.data import collect
 from trtops.ops.evaluation.self_check import accepts_nan, self_check

@@ -39,6 +39,9 @@ COMMANDS = (
     "run identity.onnx --trt --onnxrt --compare l2 cosine_similarity psnr",
     "run identity.onnx --trt --onnxrt --validate",
     "run identity.onnx --trt --allocation-strategy static",
+    "run --trt --precision-constraints obey identity.onnx",
+    "run --trt --save-input-blob blobs identity.onnx",
+    "run identity.onnx --trt --onnxrt --fp1 --memory-pool workspace:64M --val-ran [0,1] --atol 1e-2",
     # run: builder configs
     f"run conv_net.onnx --trt --onnxrt --save-timing-cache conv.cache {QUICK} {CLOSE}",
     f"run {CONV} --trt --onnxrt --trt-outputs r0 logits --onnx-outputs r0 logits {CLOSE}",
@@ -105,6 +108,7 @@ COMMANDS = (
     "inspect tactics identity_replay.json",
     "inspect tactics replay.json",
     "inspect capability conv_net.onnx",
+    "inspect capability partly.onnx",
     "inspect capability partly.onnx --with-partitioning",
     "check lint identity.onnx",
     "check accuracy acc.json",
@@ -131,6 +135,7 @@ ON_ONE_FILE = ("inspect tactics", "inspect diff-tactics")
 
 NETWORKS = (
     r"Layer |- Profile: |Tensor: |Device Memory: |\S+\.\S+ = |-> \{|Origin = |Tactic = "
+    r"|===== Summary =====|Graph is fully supported"
     r"|Layer: |Algorithms?: |Loaded \d+ |Found potentially |Could not determine "
 )
 """Further lines of inspections of networks, engines and tactics."""

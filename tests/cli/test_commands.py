@@ -246,9 +246,9 @@ def test_polygraphy_replays_are_compared(folder, capsys):
     text = f"(Implementation: 1, Tactic: 3) | Inputs: {tensors} | Outputs: {tensors}"
 
     assert run("inspect tactics replays/bad/c.json") == 0
-    assert f"Layer: conv1\n    Algorithm: {text}\n" in capsys.readouterr().out
+    assert f"[I] Layer: conv1\n        Algorithm: {text}\n" in capsys.readouterr().out
     assert run("inspect diff-tactics --dir replays") == 0
     output = capsys.readouterr().out
     loaded = "[I] Loaded 2 good tactic replays.\n[I] Loaded 1 bad tactic replays.\n[I] Found potentially bad tactics:\n"
     assert output.startswith(loaded)
-    assert f"Layer: conv1\n    Algorithms: ['{text}']\n" in output
+    assert f"[I] Layer: conv1\n        Algorithms: ['{text}']\n" in output

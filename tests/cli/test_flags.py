@@ -24,7 +24,7 @@ from trtops.comparator.table import METRICS
 from trtops.errors import ConfigError
 from trtops.json import save_json
 
-_COMPARED = " ".join(metric.function for metric in METRICS if metric.limit is not None)
+_COMPARED = " ".join(metric.key for metric in METRICS if metric.limit is not None)
 _SCRIPT = "--data-loader-script d.py"
 LINES = {
     "run": f"--onnxrt --trt; --onnxrt --trt --compare indices {_COMPARED}; --onnxrt --trt-engine e.engine; m.bin "
@@ -40,6 +40,7 @@ LINES = {
     "inspect engines": "a.json b.json; a.engine b.engine --profile; ",
     "inspect capability": "; --with-partitioning",
     "inspect calibration": "c.cache; run:c",
+    "inspect tactics": "t.json; run:c",
     "check accuracy": f"; --compare {_COMPARED}; --check-error-stat mean",
     "surgeon extract": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
     "surgeon sanitize": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
@@ -377,6 +378,7 @@ def test_options_reach_the_config():
     diff_config = config_of("inspect diff-tactics", "--good g --bad b")
     assert diff_config == config_of("debug diff-tactics", "g b") and (diff_config.good, diff_config.bad) == ("g", "b")
     assert config_of("inspect diff-tactics", "--runs r").runs == ("r",)
+    assert config_of("inspect diff-tactics", "8d6e3f1a 1a2b3c4d").runs == ("8d6e3f1a", "1a2b3c4d")
     assert config_of("inspect diff-tactics", "--of-experiment e").experiment == "e"
     assert config_of("inspect diff-tactics", "--dir d").folder == "d"
     assert config_of("runs audit", "--experiment e").experiment == "e"
@@ -462,6 +464,21 @@ def test_abbreviated_options_mean_polygraphys(line):
     short_name = next(w.partition("=")[0] for w in words if w[:8] == full_name[:8])
     full_words = [word.replace(short_name, full_name) for word in words]
     assert vars(parser_for(path).parse(words)) == vars(parser_for(path).parse(full_words))
+
+
+def test_options_leave_the_model_behind_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.onnx").touch()
+    for line, option, value in (
+        ("--onnxrt --precision-constraints obey m.onnx", "precision_constraints", [("", "obey")]),
+        ("--precision-constraints conv:fp16 fc:fp16 --onnxrt m.onnx", "precision_constraints",
+         [("conv", "float16"), ("fc", "float16")]),
+        ("--onnxrt --save-input-blob m.onnx", "save_input_blob", "."),
+        ("--save-input-blob blobs m.onnx --onnxrt", "save_input_blob", "blobs"),
+        ("m.onnx --onnxrt --save-input-blob", "save_input_blob", "."),
+    ):  # fmt: skip
+        args = parser_for(("run",)).parse(line.split())
+        assert (args.model_file, getattr(args, option)) == ("m.onnx", value)
 
 
 def test_abbreviations_are_unique_and_logged(tmp_path, monkeypatch, caplog, capsys):

@@ -89,7 +89,7 @@ def test_slow_packages_are_not_imported(line, folder):
 
 def test_verbosity_is_restored(folder, monkeypatch):
     seen = {}
-    monkeypatch.setattr(run, "say", lambda text: seen.update(G_LOGGER.module_severity))
+    monkeypatch.setattr(run, "say_result", lambda result, store: seen.update(G_LOGGER.module_severity))
     before = dict(G_LOGGER.module_severity)
 
     assert main(shlex.split("run identity.onnx --onnxrt --verbosity WARNING backend/onnx:VERBOSE")) == 0

@@ -1,8 +1,10 @@
 """Each command that a result proposes is run as it is printed. `-s` prints them with their exit codes."""
 
 import ast
+import os
 import re
 import shlex
+import subprocess
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -167,7 +169,7 @@ def test_long_lists_go_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch, c
 
     assert line == f"trtops convert net.onnx --onnxrt --int8 --load-inputs net.npz --keep @{file.name}"
     assert tuple(file.read_text().splitlines()) == names
-    assert main(shlex.split(line)[1:]) == 0 and "1 layers read 8 bits" in capsys.readouterr().out
+    assert main([*shlex.split(line)[1:], "-v"]) == 0 and "1 layers read 8 bits" in capsys.readouterr().out
     assert with_lists_in_files(replace(step, arguments={"keep": names[:6]})).arguments["keep"] == names[:6]
     assert main(["convert", "net.onnx", "--onnxrt", "--int8", "--keep", "@absent.txt"]) == 2
     assert "@absent.txt: expected @ and a file" in capsys.readouterr().err
@@ -193,6 +195,33 @@ def test_options_of_configs_are_spelled() -> None:
     assert set(emulated.arguments) == {"model", "emulate", "data", "tolerances"}
 
 
+HOSTILE_NAMES = (
+    "$(touch PWNED)", "`touch PWNED`", "${IFS}touch${IFS}PWNED", "; touch PWNED", "& touch PWNED &", "| touch PWNED",
+    "\ntouch PWNED\n", "a\r\ntouch PWNED", "|| touch PWNED", "> PWNED", "< PWNED", ">>PWNED", "<(touch PWNED)",
+    "'; touch PWNED; '", '"; touch PWNED; "', "'", '"', "\\", "\\\\'", "a'b", 'a"b', "a'\n'b", "$'x'", '$"x"', "a b",
+    " a", "a ", "\ta", "  ", "*", "?", "[a-z]*", "{a,b}", "~", "~root", "!!", "!touch", "#x", "a #x", "=ls", "%1",
+    "^a^b", "$HOME", "$?", "$$", "x=1", "(a)", "a;", "\x1b[2J\x07", "\u202eevil", "\u200b", "é ü", "日本",
+    "\udcff\udcfe", "--fp16", "-o", "@x", "a\\\nb", "a\u2028touch PWNED",
+)  # fmt: skip
+
+
+def test_pasted_names_do_nothing_but_name(tmp_path: Path) -> None:
+    """The lines of steps with hostile names, pasted into bash, give the command the words that were meant."""
+    stub = "trtops() { printf '%s\\0' \"$@\" END; }\n"
+    steps = [
+        NextStep("convert", {"model": f"{name}.onnx", "keep": (name,), "data": f"{name}.npz", "experiment": name})
+        for name in HOSTILE_NAMES
+    ]
+    for pasted in ("\n".join(map(str, steps)), "\n".join("\n".join(step.lines(71)) for step in steps)):
+        assert len(pasted.splitlines()) < 8 * len(steps) and pasted.isprintable() is False  # of newlines only
+        assert not {character for character in pasted if not character.isprintable()} - {"\n"}
+        done = subprocess.run(["bash", "--norc"], input=os.fsencode(stub + pasted), cwd=tmp_path, capture_output=True)
+        words = [word.decode("utf-8", "surrogateescape") for word in done.stdout.split(b"\0")[:-1]]
+
+        assert not done.stderr and not [*tmp_path.iterdir()], done.stderr
+        assert words == [word for step in steps for word in [*step.words()[1:], "END"]]
+
+
 def test_only_one_module_spells_commands() -> None:
     """Others mention commands that exist, without arguments of their own."""
     mentioned = set()
@@ -214,8 +243,8 @@ def test_only_one_module_spells_commands() -> None:
 
 def next_words(printed: str) -> list[str]:
     """The words of the line that a command proposes; empty if it proposes none."""
-    lines = [line.removeprefix("next:") for line in printed.splitlines() if line.startswith("next:")]
+    lines = re.findall(r"^next:((?:.*\\\n)*.*)", printed, re.MULTILINE)
     assert len(lines) <= 1, printed
-    words = shlex.split(lines[0]) if lines else []
+    words = shlex.split(lines[0].replace("\\\n", "")) if lines else []
     assert words[:1] in ([], ["trtops"]), words
     return words[1:]

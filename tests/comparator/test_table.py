@@ -20,7 +20,7 @@ from trtops.comparator import (
     compare_outputs,
     statistics,
 )
-from trtops.comparator.table import COMPARISONS, LIMITED, METRICS, RECORDED
+from trtops.comparator.table import COMPARISONS, LIMITED, METRICS
 from trtops.ops.evaluation.check import Evaluation, evaluation_metrics
 
 GOLDEN = np.random.default_rng(0).standard_normal((4, 5))
@@ -56,8 +56,8 @@ def test_metric_names_are_unique():
     assert {metric.name: metric.limit for metric in COMPARED} == limits
 
 
-@named(RECORDED)
-def test_recorded_metrics_are_in_the_statistics(metric):
+@named(METRICS)
+def test_metrics_are_in_the_statistics(metric):
     actual, golden = arrays_for(metric)
     stats = statistics(actual, golden)
     value = getattr(stats, metric.name)
@@ -83,9 +83,9 @@ def test_tolerances_hold_up_to_their_limit(metric):
     assert f"{metric.tolerance}: The {metric.limit_kind} allowed" in Tolerances.__doc__
 
 
-@named([metric for metric in COMPARED if metric.recorded])
+@named(COMPARED)
 def test_each_limit_has_a_compare_function(metric, tmp_path):
-    function = getattr(CompareFunc, metric.function)
+    function = getattr(CompareFunc, metric.key)
     value = getattr(statistics(ACTUAL, GOLDEN), metric.name)
     beyond = math.nextafter(value, -math.inf if metric.better == "lower" else math.inf)
     outputs = IterationResult({"x": ACTUAL}), IterationResult({"x": GOLDEN})
@@ -113,9 +113,9 @@ def test_classes_of_the_table_are_exported_and_documented(comparison):
 def test_each_limit_has_an_option(metric):
     [flag] = [flag for flag in groups.THRESHOLDS.flags if flag.dest == metric.option]
     assert flag.names[0] == f"--{metric.option.replace('_', '-')}"
-    assert (flag in groups.STATISTICS.flags) == metric.recorded
+    assert flag in groups.STATISTICS.flags
     unset_options = {option.dest: None for group in (groups.THRESHOLDS, groups.COMPARING) for option in group.flags}
-    args = Options(**{**unset_options, metric.option: [("", 0.5), ("x", 0.25)], "compare": [metric.function]})
+    args = Options(**{**unset_options, metric.option: [("", 0.5), ("x", 0.25)], "compare": [metric.key]})
     [compare_func] = loading.compare_functions(args)
     assert getattr(compare_func, metric.option) == {"": 0.5, "x": 0.25}
     if metric.tolerance is not None:

@@ -65,7 +65,7 @@ class EngineBackendContract:
         assert 0 <= build.tactics.coverage <= 1
 
     def test_engine_gives_the_models_outputs(self, backend, build, model, case):
-        from trtops.backend.engines import reference_runner
+        from trtops.backend.onnxrt.runner import reference_runner
 
         with reference_runner(model) as reference, backend.runner(build.engine) as runner:
             golden, outputs = reference.infer(case.feed), runner.infer(case.feed)

@@ -39,7 +39,7 @@ def test_campaign_is_diffed_proved_promoted_and_shown(store: Path, case) -> None
     model, campaign = case
 
     result = debug_build(model, campaign, until=8, parallel=2)
-    diffed = diff_tactics(runs=(result.run_id,))
+    diffed = diff_tactics(result.run_id)
     proved = prove(result.run_id, repeats=1)
     tracker = default_tracker()
     runs = tracker.find("blocks", parent=result.run_id)

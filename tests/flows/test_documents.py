@@ -1,138 +1,121 @@
-"""Every block of the documentation and of the examples runs as it stands there, and every link leads somewhere.
+"""The documentation: commands exist, outputs are those of a run (``docs.outputs``), and links lead somewhere."""
 
-The pages share one folder with the demo's model and images, so that a page can use the campaign of an earlier one.
-``<campaign>``, ``<build>`` and ``<calibration>`` stand for the newest run of their kind; a line says ``# exit code 1``
-if that is not 0.
-"""
-
-import os
+import ast
+import inspect
 import re
-import runpy
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
+from docs.outputs import DEMO_FILES, DOCUMENTS, PAGES, ROOT, RUN, PageError, blocks_of, differences, outputs_of, written
 from examples.digits import Digits
 from tests.long_runs import LONG
 from trtops.cli import registry
 from trtops.cli.command_line import load, parser_of
-from trtops.cli.main import main
-from trtops.tracking import schema
-from trtops.tracking.store import open_tracker
+from trtops.ops.keywords import option_keywords
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = ROOT / "docs" / "pages"
-EXAMPLES = ROOT / "examples"
-KINDS = {"campaign": "debug_build", "build": "build", "calibration": "calibrate", "iteration": "iteration"}
-ORDER = ("tutorial", "flaky", "convert", "calibrate", "gate")
-"""Pages whose runs others use come first, the rest by name."""
+QUICK = (
+    "docs/pages/polygraphy.md", "examples/01-convert/README.md", "examples/02-compare-two-runtimes/README.md",
+    "examples/06-where-the-error-begins/README.md", "examples/08-surgery/README.md",
+    "examples/12-polygraphy-script/README.md",
+)  # fmt: skip
+"""Pages that run in every test; ``make docs`` runs all of them, and so does ``TRTOPS_TEST_LONG=1``."""
 
-HELD_OUT = 16
-"""Held-out images of the demo that are kept here: engines are timed on all of them at once."""
-
-FEWER = {
-    "trtops gate digits.onnx": "trtops gate digits.onnx --policy policy.yaml",
-    'gate(["digits.onnx"],': 'gate(["digits.onnx"], policy="policy.yaml",',
-    "debug prove <campaign>": "debug prove <campaign> --repeats 1",
-    "debug bisect <campaign>": "debug bisect <campaign> --max-builds 6",
-    "--until 10 --atol": "--until 6 --atol",
-}
-"""Replacements of what would take a minute, with fewer builds; by the example's policy, latency is not measured."""
-
-ONLY_PARSED = () if LONG else ("audit", "prove", "bisect", "debug_build")
-"""Pages whose commands take long and have tests of their own: they run with ``TRTOPS_TEST_LONG=1``."""
-
-DOCUMENTS = sorted(
-    [ROOT / "README.md", *PAGES.rglob("*.md"), *EXAMPLES.rglob("*.md")],
-    key=lambda path: (ORDER.index(path.stem) if path.stem in ORDER else len(ORDER), str(path)),
-)
-EXPORT = re.compile(r"export (\w+)=\$PWD/(\S+)")
-NOT_RUN = re.compile("make |pip |prefect |git |cp |cd |python script|eval |trtops team|trtops store ui")
+TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.parametrize("name", [name for name in TEXTS if LONG or name in QUICK])
+def test_outputs_are_those_of_a_run(name: str, digits: Digits) -> None:
+    assert differences(ROOT / name, digits.model.parent) == []
 
 
-def lines(path: Path) -> list[tuple[str, set[int]]]:
-    """Command lines of a page, each with the exit codes that it may have."""
-    documented = []
-    for line in "\n".join(blocks(path, "sh")).splitlines():
-        command, _, comment = line.strip().partition("  #")
-        if command:
-            documented.append(
-                (command, {int(code) for code in re.findall(r"\d", comment)} if "exit code" in comment else {0})
-            )
-    return documented
+@pytest.mark.parametrize("name", TEXTS)
+def test_each_output_has_a_command(name: str) -> None:
+    page = TEXTS[name]
+    outputs = [shown for _, shown in outputs_of(page)]
+    for block in blocks_of(page):
+        is_run = block.language in RUN or block.language == "text"
+        assert not is_run or block in outputs or block.runs or block.mark, f"no command has this output:\n{block.text}"
+        if block.runs and re.search(r"\b(digits\.onnx|\w+_images\.npz)", block.text):
+            assert DEMO_FILES.search(page), f"{name} names no source of the files in:\n{block.text}"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Iterator[Path]:
-    """The demo's model and images, a store, and what the examples bring."""
-    work = tmp_path_factory.mktemp("documents")
-    for file in (digits.model, digits.calibration):
-        shutil.copy(file, work)
-    np.savez(work / digits.images.name, image=np.load(digits.images)["image"][:HELD_OUT])
-    np.save(work / digits.labels.name, np.load(digits.labels)[:HELD_OUT])
-    for file in EXAMPLES.glob("*/*"):
-        if file.suffix != ".md":
-            shutil.copy(file, work)
-    (work / "models").mkdir()
-    shutil.copy(work / "digits.onnx", work / "models")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(work)
-        patch.setenv("TRTOPS_HOME", str(work / "mlruns"))
-        patch.setattr(sys, "path", [str(ROOT), *sys.path])
-        yield work
+@pytest.mark.parametrize("name", TEXTS)
+def test_commands_and_calls_have_these_options(name: str) -> None:
+    for block in blocks_of(TEXTS[name]):
+        if block.language == "sh":
+            for command, _ in block.commands():
+                line = re.sub(r"<[a-z ]+>", "8d6e3f1a", command)
+                words = shlex.split(re.split(r"[|&;>]", line)[0]) if line.startswith("trtops ") else []
+                if words and words[1:2] != ["team"]:
+                    found, rest = registry.find(words[1:])
+                    parser_of(found, load(found)).parse(rest)
+        elif block.language == "python":
+            _check_keywords(block.text)
 
 
-def filled(line: str, store: Path) -> str:
-    """A line with the newest run of each kind: of campaigns one with bad builds, of others a good one."""
-
-    def newest(match: re.Match[str]) -> str:
-        verdict = "bad" if match[1] == "campaign" else "good"
-        infos = open_tracker(store).find(tags={schema.Tag.KIND: KINDS[match[1]], schema.Tag.VERDICT: verdict})
-        assert infos, f"{line}: no {KINDS[match[1]]} run is {verdict}"
-        return max(infos, key=lambda info: info.start_time).id
-
-    return re.sub(f"<({'|'.join(KINDS)})>", newest, line)
-
-
-def shortened(text: str) -> str:
-    """A line or a snippet as it is run here, to take less time."""
-    for long, short in FEWER.items():
-        text = text if "--policy" in text or short in text else text.replace(long, short)
-    return text
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_all_blocks_run(path, folder, capsys, caplog, monkeypatch):
-    for line, codes in lines(path):
-        if NOT_RUN.match(line):
+def _check_keywords(script: str) -> None:
+    """Compare the keywords of calls of ops and flows with their options, without the seconds that they take."""
+    tree = ast.parse(script)
+    names: dict[str, Any] = {}
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    exec(compile(ast.Module(imports, []), "imports", "exec"), names)
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not re.fullmatch(r"[\w.]+", ast.unparse(call.func)):
             continue
-        if exported := EXPORT.fullmatch(line):
-            monkeypatch.setenv(exported[1], str(folder / exported[2]))
-            continue
-        words = shlex.split(filled(shortened(line), Path(os.environ["TRTOPS_HOME"])))
-        assert words[0] == "trtops", line
-        if path.stem in ONLY_PARSED:
-            command, rest = registry.find(words[1:])
-            parser_of(command, load(command)).parse(rest)
-            continue
-        code = main(words[1:])
-        assert code in codes, f"{line}: exit code {code}\n{capsys.readouterr()}\n{caplog.text}"
-    for snippet in blocks(path, "python"):
-        code = compile(filled(shortened(snippet), Path(os.environ["TRTOPS_HOME"])), str(path), "exec")
-        if path.stem not in ONLY_PARSED:
-            exec(code, {})
-    for script in path.parent.glob("script.py"):
-        runpy.run_path(str(folder / script.name))
+        function = eval(ast.unparse(call.func), names)
+        op = inspect.unwrap(getattr(function, "fn", function))
+        keywords = {keyword.arg for keyword in call.keywords}
+        if keywords and getattr(op, "__module__", "").startswith("trtops"):
+            parameters = inspect.signature(getattr(function, "fn", function)).parameters
+            assert keywords <= {*parameters, *option_keywords(op)}, ast.unparse(call)
+
+
+def test_a_page_is_written_from_its_run(tmp_path: Path) -> None:
+    page = """
+<!-- file: names.txt -->
+```yaml
+first
+```
+
+```sh
+export FOLDER=$PWD/out
+mkdir $FOLDER && cat names.txt
+test -d out && echo "run 0123456789abcdef took 5 ms" && exit 4  # exit code 4
+```
+
+```text
+first
+run 8d6e3f1a took 1.5 s
+```
+
+<!-- not run: needs a server -->
+```sh
+false
+```
+
+```python
+print("now good")
+```
+
+```text
+once bad
+```
+"""
+    path = tmp_path / "page.md"
+    path.write_text(page)
+
+    [(block, text)] = differences(path, tmp_path)  # numbers and ids are no difference
+
+    assert (block.text, text) == ("once bad\n", "now good\n")
+    assert written(page, [(block, text)]) == page.replace("once bad", "now good")
+    path.write_text(page.replace("exit code 4", "exit code 0"))
+    with pytest.raises(PageError, match="exit code 4; expected 0"):
+        differences(path, tmp_path)
 
 
 def test_links_lead_to_files_and_headings():
@@ -177,9 +160,11 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
     assert "BuildConfig" in written and (tmp_path / "mistakes" / "index.html").exists()
 
 
-def test_pages_that_deny_a_tactic_have_a_store_of_their_own():
-    proving = [path for path in DOCUMENTS if any("debug prove" in line for line, _ in lines(path))]
-    assert len(proving) >= 2
-    for path in proving:
-        commands = [line for line, _ in lines(path)]
-        assert EXPORT.fullmatch(commands[0]) and commands[0].startswith("export TRTOPS_HOME="), path
+def test_pages_that_deny_a_tactic_have_a_store_of_their_own() -> None:
+    proving = 0
+    for name, page in TEXTS.items():
+        lines = [line for block in blocks_of(page) if block.runs for line, _ in block.commands()]
+        if any("debug prove" in line for line in lines):
+            assert lines[0].startswith("export TRTOPS_HOME=$PWD/"), name
+            proving += 1
+    assert proving >= 2

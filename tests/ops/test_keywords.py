@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import re
 import types
 import typing
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import trtops
 from tests import models
@@ -18,8 +20,8 @@ from trtops import errors, verbs
 from trtops.calibration.data import data_source
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import open_feeds
-from trtops.ops.keywords import option_keywords
-from trtops.record import OptionField
+from trtops.ops.keywords import config_class_of, configured, option_keywords
+from trtops.record import Config, OptionField, Record
 
 QUICK: dict[str, Any] = {"latency_runs": 1, "warm_up": 1, "plots": "never"}
 FEED = models.conv_net().feed
@@ -117,6 +119,55 @@ def test_results_are_short_as_text_and_whole_as_html_and_tables(model: Path) -> 
     frame = result.to_frame()
     assert list(frame.index) == ["scores"] and frame.loc["scores", "verdict"] == "good"
     assert 0 < frame.loc["scores", "max_abs"] < 1e-5
+
+
+def configs_of_ops() -> Iterator[tuple[str, Callable[..., Any], type[Config]]]:
+    for name in dir(trtops):
+        op = getattr(trtops, name)
+        if inspect.isfunction(op) and (cls := config_class_of(op)) is not None:
+            yield name, op, cls  # type: ignore[misc]
+
+
+def test_equal_numbers_have_equal_digests() -> None:
+    """0 and 0.0 are one value, from Python and flows, which share this path, and from YAML and stored JSON."""
+    checked = 0
+    for name, op, cls in configs_of_ops():
+        for key, option in option_keywords(op).items():
+            if float not in {option.type, *typing.get_args(option.type)}:
+                continue
+            for number in (0, 1, 2):
+                try:
+                    config = configured(cls, {option.path: number})
+                except (errors.ConfigError, TypeError):  # out of range, or a required field is missing
+                    continue
+                values = config.to_dict()
+                part: Any = values
+                for field in option.path[:-1]:
+                    part = part[field]
+                part[option.path[-1]] = number
+                written = [configured(cls, {option.path: float(number)}), cls.from_dict(values)]
+                written.append(cls.from_dict(yaml.safe_load(yaml.safe_dump(json.loads(config.to_json())))))
+                assert {other.digest for other in written} == {config.digest}, (name, key, number)
+                checked += 1
+    assert checked > 50
+
+
+def test_everything_in_a_config_is_a_config() -> None:
+    """A record that is none would keep 0 where its field is a float, and take a text for a number."""
+
+    def records(kind: Any) -> Iterator[type[Record]]:
+        if isinstance(kind, type) and issubclass(kind, Record):
+            yield kind
+        for part in typing.get_args(kind):
+            yield from records(part)
+
+    unread, seen = [cls for _, _, cls in configs_of_ops()], set()
+    for cls in unread:  # it grows
+        seen.add(cls)
+        for hint in typing.get_type_hints(cls).values():
+            unread += {*records(hint)} - seen
+    assert [cls.__name__ for cls in seen if not issubclass(cls, Config)] == []
+    assert len(seen) > 20
 
 
 def wrong_values(option: OptionField) -> Iterator[object]:

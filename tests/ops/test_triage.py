@@ -48,8 +48,7 @@ def test_open_questions_have_their_command(tmp_path: Path, monkeypatch: pytest.M
 
     nothing = triage(path, replace(config, minutes=1e-9), tracker=tracker)
 
-    # Nothing costs nothing but golden outputs that are not given.
-    assert [step.question for step in nothing.open] == ["data", "structure", "shapes", "repeats", "build"]
+    assert [step.question for step in nothing.open] == ["data", "structure", "shapes", "repeats", "golden", "build"]
     assert (nothing.verdict, nothing.exit_code) == ("unproven", 1) and "Is the data usable?" in nothing.headline
     assert str(nothing.next_step).startswith(f"trtops triage {path} --fp16") and "--minutes 1" in str(nothing.next_step)
     assert str(nothing.open[1].command) == f"trtops check lint {path}"
@@ -83,7 +82,7 @@ def test_earlier_runs_answer_first(tmp_path: Path) -> None:
     assert "of rounding alone" in answers["precision"].evidence[0] and answers["precision"].builds == 0
     # Nothing was run, and the engine is known to be bad because of quantization.
     assert {step.question for step in in_no_time.steps} - {step.question for step in in_no_time.open} == {
-        *("structure", "golden", "build", "precision")
+        *("structure", "build", "precision")
     }
     assert in_no_time.verdict == "bad"
     # Within other limits, it is evaluated again.
@@ -142,4 +141,4 @@ def test_the_command_prints_each_question_once(
     )
     printed = capsys.readouterr().out
     assert code == 1
-    assert printed.count("Is the model sound, node by node?") == 1 and "Dead branch" in printed
+    assert printed.count("Is the model sound, node by node?") == 1 and "(dead branch, " in printed

@@ -3,13 +3,10 @@ mixtures.
 
 Layers are chosen with skewed frequencies, neighbours flip together, and some layers are missing from some builds. What
 is built next is decided by :class:`trtops.ops.campaign.bisection_planner.Planner`, as in a real campaign; mixtures are
-made as :mod:`trtops.ops.campaign.bisect` makes them. Run as a script for the figures of cells, one line each:
-``python -m tests.tactics.simulated_campaigns 3000:3100 20,one,0 100,either,0.05 20,sum,0,repeats``; default:
-all cells.
+made as :mod:`trtops.ops.campaign.bisect` makes them.
 """
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from types import SimpleNamespace
@@ -278,11 +275,7 @@ def bisected(world: World, table: CampaignTable, pair: BuildPair, planner: Plann
         good_run=pair.good,
         bad_run=pair.bad,
         builds=len(table),
-        config=BisectConfig(
-            confidence=planner.confidence(),
-            max_builds=limit - world.built,
-            seed=world.seed,
-        ),
+        config=BisectConfig(confidence=planner.confidence(), max_builds=limit - world.built, seed=world.seed),
         held=pair.held,
     )
     infos = [
@@ -315,18 +308,6 @@ class Cell:
         for seed in seeds:
             world = World(seed, self.layers, self.kind, self.noise, self.repeats)
             yield world, play(world, self.complete)
-
-
-CELLS = [
-    Cell(layers, kind, noise)
-    for layers in (20, 100, 400)
-    for kind in ("one", "either", "together")
-    for noise in (0.0, 0.05)
-]
-CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("layer", "sometimes", "two of four")]
-REPEATED: tuple[Kind, ...] = ("one", "either", "together", "sum")
-CELLS += [Cell(layers, kind, 0.0, True) for layers in (20, 100, 400) for kind in REPEATED]
-CELLS += [Cell(layers, kind) for layers in (20, 100) for kind in ("none", "drift", "machines")]
 
 
 def truth(world: World) -> frozenset[Clause]:
@@ -365,33 +346,3 @@ def is_right(world: World, played: Played) -> bool:
         for n, contribution in shares.items()
     )
     return is_near and {n for n, value in adds.items() if abs(value) >= 0.2 * whole} <= shares.keys()
-
-
-def figures(cell: Cell, seeds: range) -> str:
-    played = list(cell.play(seeds))
-    right = sum(is_right(w, p) for w, p in played)
-    wrong = sum(names_wrongly(w, p.confirmed) for w, p in played)
-    when = [p.when for _, p in played if p.when]
-    return (
-        f"{cell.layers:4} layers  {cell.kind:11}  {cell.noise:4.0%} wrong{', repeats' * cell.repeats}: "
-        f"right {right} of {len(played)}, something wrongly named in {wrong}, nothing "
-        f"in {sum(not p.confirmed for _, p in played)}; "
-        f"median mixtures until confirmed {np.median([p.trials for _, p in played if p.trials] or [0]):g}, builds "
-        f"{np.median(when) if when else 0:g}, at most {max(when, default=0)}, in all "
-        f"{np.median([p.builds for _, p in played]):g}"
-    )
-
-
-def cell_of(text: str) -> Cell:
-    layers, kind, noise, *repeats = text.split(",")
-    return Cell(int(layers), kind, float(noise), bool(repeats))  # type: ignore[arg-type]
-
-
-def main(arguments: Sequence[str]) -> None:
-    seeds = range(*map(int, arguments[0].split(":"))) if arguments else range(100)
-    for cell in map(cell_of, arguments[1:]) if len(arguments) > 1 else CELLS:
-        print(figures(cell, seeds), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""A sample of the campaigns in :mod:`tests.tactics.simulated_campaigns`, which prints all as a script."""
+"""Campaigns of :mod:`tests.tactics.simulated_campaigns`."""
 
 import numpy as np
 import pytest

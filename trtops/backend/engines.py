@@ -1,16 +1,12 @@
-"""The engine back ends by name, and the reference runner. Back ends are imported on first use."""
+"""The engine back ends by name, imported on first use."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, EngineBackend
-
-if TYPE_CHECKING:
-    from trtops.backend.onnx.model import Model
-
+from trtops.backend.base import EngineBackend
 
 _CLASSES = {
     "onnxruntime": ("trtops.backend.onnxrt.builder", "OnnxRuntimeBackend"),
@@ -35,13 +31,3 @@ def engine_backend(name: str) -> EngineBackend:
 def backend_of_suffix(suffix: str) -> str | None:
     """Return the name of the back end with this suffix of engine files, or None."""
     return _BACKEND_OF_SUFFIX.get(suffix.lower())
-
-
-def reference_runner(model: Model, name: str | None = None) -> BaseRunner:
-    """Return a runner of the model for golden outputs: ONNX Runtime on the CPU with every optimization off.
-
-    The model is read when the runner is activated.
-    """
-    from trtops.backend.onnxrt.runner import reference_runner as make
-
-    return make(model, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from trtops.system.limits import time_limit
 if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
+
+_log = logging.getLogger(__name__)
 
 Feed: TypeAlias = "Mapping[str, np.ndarray[Any, Any]]"
 """Arrays by input name, in host memory unless a runner accepts others."""
@@ -115,10 +118,10 @@ class BaseRunner(ABC):
             self._input_metadata = with_data_types(self.get_input_metadata_impl())
         return self._input_metadata if use_numpy_dtypes is False else self._input_metadata.with_numpy_dtypes()
 
-    def last_inference_time(self) -> float:
-        """Return the seconds of the last inference inside the back end; InferenceError if there was none."""
+    def last_inference_time(self) -> float | None:
+        """Return the seconds of the last inference inside the back end; None if it was not measured."""
         if self._inference_seconds is None:
-            raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
+            _log.warning("%s: `inference_time` was not set; infer_impl() sets it after each inference", self.name)
         return self._inference_seconds
 
     def last_device_time(self) -> float | None:
@@ -138,8 +141,11 @@ class BaseRunner(ABC):
 
     @property
     def inference_time(self) -> float:
-        """The result of :meth:`last_inference_time`; subclasses set it after each inference."""
-        return self.last_inference_time()
+        """The seconds of the last inference, set by subclasses; InferenceError if there was none."""
+        seconds = self.last_inference_time()
+        if seconds is None:
+            raise errors.InferenceError(f"{self.name} has not run an inference since it was activated.")
+        return seconds
 
     @inference_time.setter
     def inference_time(self, seconds: float) -> None:

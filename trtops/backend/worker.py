@@ -44,14 +44,16 @@ class IsolatedBackend:
 
     def environment(self, config: BuildConfig | None = None) -> Environment:
         """Return the child's build environment."""
-        environment: Environment = self.worker.run(
-            _call_in_child, self.backend, "environment", config, timeout=self.timeout
-        )
+        environment: Environment = self._call("environment", config)
         return environment
 
     def device_state(self, config: BuildConfig | None = None) -> Mapping[str, str]:
         """Return the device's state as the child reports it."""
-        return self.worker.run(_call_in_child, self.backend, "device_state", config, timeout=self.timeout)
+        state: Mapping[str, str] = self._call("device_state", config)
+        return state
+
+    def _call(self, method: str, argument: object) -> Any:
+        return self.worker.run(_call_in_child, self.backend, method, argument, timeout=self.timeout)
 
     def build(self, request: BuildRequest) -> Build:
         """Build one engine in the child; WorkerError if it crashed, was killed, or exceeded the timeout."""
@@ -59,7 +61,7 @@ class IsolatedBackend:
             # Feeds are sent as a list. Their source may be endless, and no more than these are used.
             feeds = list(itertools.islice(request.calibration_data, request.config.calibration_samples))
             request = replace(request, calibration_data=feeds)
-        build: Build = self.worker.run(_call_in_child, self.backend, "build", request, timeout=self.timeout)
+        build: Build = self._call("build", request)
         return build
 
     def build_surviving(
@@ -119,10 +121,10 @@ def built_safely(request: BuildRequest) -> Build:
         return IsolatedBackend(request.config.backend, worker=worker).build_surviving(request)
 
 
-def _call_in_child(backend: str, method: str, *args: Any, **named: Any) -> Any:
+def _call_in_child(backend: str, method: str, argument: object) -> Any:
     """Call a method of a back end."""
     # A function of this module, because a pickled call can name no method of a back end.
-    return getattr(engine_backend(backend), method)(*args, **named)
+    return getattr(engine_backend(backend), method)(argument)
 
 
 def _infer_in_child(backend: str, engine: Engine, feed: Feed) -> dict[str, Any]:

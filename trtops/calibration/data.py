@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,14 +45,14 @@ class FeedDigest:
 
 
 class ArraysInMemory(str):
-    """Data from memory in the place of a path: its text is for records, and names the digest."""
+    """Data from memory in the place of a path: its text is for records."""
 
     feeds: Iterable[Mapping[str, Any]]
 
     @classmethod
-    def of(cls, feeds: Iterable[Mapping[str, Any]], digest: str = "") -> "ArraysInMemory":
-        """Return the data source of feeds."""
-        source = cls(f"{IN_MEMORY} {digest[:12]}".rstrip())
+    def of(cls, feeds: Iterable[Mapping[str, Any]], name: str) -> "ArraysInMemory":
+        """Return the data source of feeds; ``name`` is their digest or kind."""
+        source = cls(f"{IN_MEMORY} {name}")
         source.feeds = feeds
         return source
 
@@ -60,17 +60,18 @@ class ArraysInMemory(str):
 def data_source(value: DataSource) -> str:
     """Return a data source as a path, or as :class:`ArraysInMemory`; ConfigError for other objects.
 
-    A function is called once. Iterators are read into memory; other iterables, such as a DataLoader of torch, are read
-    again whenever they are used.
+    A function is called once. Iterators are read into memory, and named by their digest as lists are. Other iterables,
+    such as a DataLoader of torch, are read where they are used, and again at each use; runs record the digest of the
+    feeds that were read.
     """
     if isinstance(value, (str, os.PathLike)):
         return value if isinstance(value, str) else os.fspath(value)
-    if hasattr(value, "input_metadata"):  # a DataLoader of ours gets the model's inputs first
-        return ArraysInMemory.of(value)  # type: ignore[arg-type]
     arrays = value() if callable(value) else value
     if isinstance(arrays, Mapping):
-        feeds: Iterable[Mapping[str, Any]] = [arrays]
+        feeds: Sequence[Mapping[str, Any]] = [arrays]
     elif isinstance(arrays, Iterable) and not isinstance(arrays, (str, bytes, np.ndarray)):
+        if not isinstance(arrays, (Sequence, Iterator)):
+            return ArraysInMemory.of(arrays, f"of a {type(arrays).__name__}")
         feeds = list(arrays) if isinstance(arrays, Iterator) else arrays
     else:
         raise errors.ConfigError(
@@ -84,7 +85,7 @@ def data_source(value: DataSource) -> str:
                 f"item {number} is a {type(feed).__name__}; expected arrays by input name, such as {{'x': array}}"
             )
         digest.add(feed)
-    return ArraysInMemory.of(feeds, digest.hexdigest())
+    return ArraysInMemory.of(feeds, digest.hexdigest()[:12])
 
 
 def samples_in(feed: Mapping[str, Any]) -> int:

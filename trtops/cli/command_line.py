@@ -87,7 +87,7 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Opt
     remove_left_folders()
     with contextlib.ExitStack() as stack:
         try:
-            log = stack.enter_context(logging_as(args))
+            log = stack.enter_context(logging_as(args, path))
         except OSError as exc:
             parser.error(terminal.escaped(f"--log-file {error_text(exc)}"))
         try:

@@ -125,7 +125,7 @@ def _words_of(values: list[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, str) and value.startswith("@"):
             try:
-                yield from Path(value[1:]).read_text(encoding="utf-8").splitlines()
+                yield from Path(value[1:]).read_text(encoding="utf-8").rstrip("\n").split("\n")
             except (OSError, UnicodeDecodeError) as exc:
                 raise UsageError(f"{value}: expected @ and a file with one name per line: {exc}") from None
         else:
@@ -214,7 +214,7 @@ RANDOM_DATA = ("val_range", "int_min", "int_max", "float_min", "float_max", "dat
 
 def random_data(args: Options) -> Call | None:
     """Return a loader of random data, if options describe it beyond seed and iterations."""
-    # A config holds seed, iterations and shapes, but no ranges of random data.
+    # A config holds seed, iterations, shapes and ranges, but nothing else about random data.
     is_described = any(value is not None for value in args.pick(*RANDOM_DATA).values())
     return loading.data_loader(args) if is_described and not (args.load_inputs or args.data_loader_script) else None
 
@@ -227,6 +227,8 @@ def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dic
         for name, shape in (loading.input_shapes(args) or {}).items()
     }
     values = {"data": source, "input_shapes": shapes or None, "iterations": args.iterations, "seed": args.seed}
+    ranges = None if random or source is not None else getattr(args, "val_range", None)
+    values["val_range"] = ranges and dict(ranges)
     return {f"{prefix}{name}": value for name, value in values.items()}
 
 
@@ -243,7 +245,7 @@ def data_source(args: Options) -> str | None:
         return f"{path}:{function or args.data_loader_func_name or 'load_data'}"
     if args.load_inputs:
         return str(args.load_inputs[0])
-    for name in RANDOM_DATA:
+    for name in RANDOM_DATA[1:]:
         if getattr(args, name, None) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not supported here; use --load-inputs or a script")
     return None

@@ -56,6 +56,8 @@ class Flag:
     # Attributes of other options: without one of ``needs``, or with one of ``unless``, this one has no effect.
     needs: str = ""
     unless: str = ""
+    # The value that the next word implies, which is that word or comes before it; None for the usual rules.
+    single: Callable[[str], str | None] | None = None
     derived: bool = False  # whether it stands for a config's field; it gives way to an explicit option of the same name
 
     @property
@@ -192,6 +194,7 @@ class Parser(argparse.ArgumentParser):
     extend: Callable[[Parser], None] | None = None  # adds the options of installed extensions
     abbreviable: Callable[[], Collection[str]] = tuple  # the options that may be cut short, as in Polygraphy
     option_names: Sequence[str] = ()  # the long ones, for suggestions
+    single_values: Mapping[str, Callable[[str], str | None]] = {}  # of options, by their spellings
     words: Sequence[str] = ()  # the last line parsed, with its abbreviated options written out
     written_out: Mapping[str, str] = {}  # these options, by what the line had
 
@@ -201,7 +204,7 @@ class Parser(argparse.ArgumentParser):
         if self.extend is not None and self._unknown_options(words):
             self.extend(self)
         self.written_out = self._full_options(words)
-        self.words = [self.written_out.get(word, word) for word in words]
+        self.words = self._with_single_values([self.written_out.get(word, word) for word in words])
         args, left = self.parse_known_args(self.words, Options())
         if left:
             word = left[0].partition("=")[0]
@@ -222,8 +225,12 @@ class Parser(argparse.ArgumentParser):
     def _full_options(self, words: Sequence[str]) -> dict[str, str]:
         """Return abbreviated options, with their values after a `=`, and the same with the option written out."""
         written_out = {}
-        for word in self._unknown_options(words):
+        unknown = set(self._unknown_options(words))
+        for word, following in zip(words, [*words[1:], ""]):
             name, separator, value = word.partition("=")
+            # `--precision fp16` is a guess at `--fp16`.
+            if word not in unknown or f"--{value or following}" in self.option_names:
+                continue
             matches = [full_name for full_name in self.abbreviable() if full_name.startswith(name)]
             meanings = {self._option_string_actions[match].dest for match in matches}
             if len(meanings) > 1:
@@ -231,6 +238,16 @@ class Parser(argparse.ArgumentParser):
             if meanings:
                 written_out[word] = f"{matches[0]}{separator}{value}"
         return written_out
+
+    def _with_single_values(self, words: Sequence[str]) -> list[str]:
+        """Join options with the single value that the next word implies, so that further words are no values."""
+        joined, position = [], 0
+        while position < len(words):
+            word, following = words[position], "".join(words[position + 1 : position + 2])
+            value = self.single_values[word](following) if word in self.single_values else None
+            joined.append(word if value is None else f"{word}={value}")
+            position += 2 if value == following else 1
+        return joined
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit with 2."""
@@ -279,6 +296,7 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
     )
     sections: dict[str, Any] = {}
     names, places = [], ""
+    single_values: dict[str, Callable[[str], str | None]] = {}
     for title, flag in flags_of(groups):
         if title not in sections:
             sections[title] = parser.add_argument_group(title)
@@ -286,7 +304,10 @@ def make_parser(prog: str, about: str, groups: Sequence[Group], examples: Sequen
         if flag.positional:
             places += f" {flag.shown or flag.dest}"
         names += [name for name in flag.names if name.startswith("--")]
+        if flag.single is not None:
+            single_values.update(dict.fromkeys(flag.names, flag.single))
     parser.option_names = names
+    parser.single_values = single_values
     if len(parser.format_usage()) >= 400:  # it would fill the screen
         parser.usage = f"{prog} [options]{places}"
     return parser

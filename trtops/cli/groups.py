@@ -82,11 +82,11 @@ RANDOM = DATA.only(
     "seed", "val_range", "int_min", "int_max", "float_min", "float_max", "iterations", "data_loader_backend_module"
 )
 
-# Data for ops that take one source. They record it, and a range of random data could not be repeated from a record.
+# Data for ops that take one source, which they record.
 SOURCE = Group(
     DATA.title,
     INPUT_SHAPES,
-    DATA.only("seed", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name"),
+    DATA.only("seed", "val_range", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name"),
 )
 
 # For commands that use only the first feed; Polygraphy accepts the option there as well.
@@ -108,7 +108,11 @@ PRECISIONS = Group(
     flag("--fp8", "allow FP8"),
     flag("--int8", "allow INT8"),
     flag("--fp32", "allow no lower precision, which is the default"),
-    flag("--precision-constraints MODE|LAYER:TYPE+", "prefer, obey or none; or binding precisions of layers"),
+    flag(
+        "--precision-constraints MODE|LAYER:TYPE+",
+        "prefer, obey or none; or binding precisions of layers",
+        single=lambda word: word if word in values.CONSTRAINTS else None,
+    ),
     flag("--calibration-cache FILE", "INT8 calibration cache, read if it exists, otherwise written"),
     flag("--calib-base-cls --calibration-base-class CLASS", "TensorRT's calibrator class: IInt8MinMaxCalibrator"),
     flag("--quantile X", "quantile for IInt8LegacyCalibrator", usual="0.5", most=1),
@@ -249,7 +253,7 @@ STATISTICS = Group(
     THRESHOLDS.title,
     *(
         flag
-        for flag in THRESHOLDS.without(*(f"--{m.option.replace('_', '-')}" for m in METRICS if not m.recorded)).flags
+        for flag in THRESHOLDS.flags
         if flag.dest not in ("compare", "check_average", "save_accuracy_results", "index_tolerance")
     ),
 )

@@ -86,6 +86,13 @@ def onnx_model(args: Options) -> Any:
     return model
 
 
+def session_options(args: Options) -> dict[str, Any]:
+    """Return the options of ONNX Runtime's session."""
+    level = args.graph_optimization_level
+    level = level and ("ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
+    return given(providers=list(args.providers) if args.providers else None, graph_optimization_level=level)
+
+
 def changed_model(args: Options) -> Any:
     """Return the ONNX model: its path if it is used unchanged, otherwise a loader."""
     model: Any = args.model_file
@@ -360,7 +367,7 @@ PLOTS = ("save_heatmaps", "show_heatmaps", "save_error_metrics_plot", "show_erro
 FUNCTION_OPTIONS = {
     "simple": ("rtol", "atol", "check_error_stat", "error_quantile"),
     "indices": ("index_tolerance",),
-    **{metric.function: (metric.option,) for metric in METRICS if metric.limit is not None},
+    **{metric.key: (metric.option,) for metric in METRICS if metric.limit is not None},
 }
 """The tolerances of each compare function."""
 
@@ -401,7 +408,7 @@ def compare_functions(args: Options) -> list[Any]:
 
 # Comparisons by several metrics, with the functions they stand for. As in Polygraphy, each has its own verdict.
 _SEPARATELY = {
-    comparison.name: tuple(metric.function for metric in comparison.limits.values())
+    comparison.name: tuple(metric.key for metric in comparison.limits.values())
     for comparison in COMPARISONS
     if len(comparison.limits) > 1
 }

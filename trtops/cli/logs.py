@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import terminal
-from trtops.cli import values
+from trtops.cli import registry, values
 from trtops.cli.flags import Group, Options, flag
 from trtops.logger import G_LOGGER
 from trtops.record import sha256
@@ -56,16 +56,18 @@ LOGGING = Group(
     flag("--timeout SECONDS", "how long loading a model, or one inference, may take", usual="600"),
 )
 
+# Commands whose lines are their output, as in Polygraphy.
+_WITHOUT_SCREEN = ("surgeon", "check", "inspect", "data", "template", "plugin")
 _LONGEST_LIST = 6  # names in a printed command; longer lists go to a file
 
 # Of the command that runs. Commands print in many places, and a process runs one command at a time.
 _silent = _is_detailed = False
-_MOST_LINES = 3  # of each text of an ending on a terminal
+_MOST_LINES, _MOST_ROWS = 12, 6  # of a screen, and of its table
 
 
 @contextlib.contextmanager
-def logging_as(args: Options) -> Iterator[logging.Logger]:
-    """Log as the options say during the block."""
+def logging_as(args: Options, path: tuple[str, ...] = ("run",)) -> Iterator[logging.Logger]:
+    """Log as the options of a command say during the block."""
     global _silent, _is_detailed
     loudness = (args.verbose or 0) + 2 * (args.extra_verbose or 0) - (args.quiet or 0)
     level = _OFF if args.silent else _LESS[min(-loudness, 5)] if loudness < 0 else _MORE[min(loudness, 4)]
@@ -88,11 +90,15 @@ def logging_as(args: Options) -> Iterator[logging.Logger]:
     # Restored afterwards: `main` is also called by tests and by other programs, in whose process it runs.
     try:
         G_LOGGER.log_file = args.log_file
-        _silent, _is_detailed = args.silent or False, loudness > 0
+        _silent, _is_detailed = args.silent or False, loudness > 0 or min(severities.values()) < G_LOGGER.INFO
+        has_screen = path[0] not in _WITHOUT_SCREEN
+        G_LOGGER.status_only = has_screen and on_brief_terminal()
+        G_LOGGER.hides_results = has_screen and (on_brief_terminal() or path not in registry.REPORTED)
         with G_LOGGER.verbosity(severities):
             yield logging.getLogger("trtops.cli")
     finally:
         data_log.removeFilter(once)
+        G_LOGGER.status_only = G_LOGGER.hides_results = False
         G_LOGGER.log_file = None
         (
             G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent, _is_detailed
@@ -106,15 +112,15 @@ def say(text: str) -> None:
 
 
 def log_line(text: str, severity: int = G_LOGGER.INFO) -> None:
-    """Print one of Polygraphy's lines on its stream, as the log writes it, unless the log is too quiet."""
-    if not _silent:
+    """Print one of Polygraphy's lines on its stream, as the log writes it, unless nobody reads it."""
+    if not _silent and not on_brief_terminal():
         G_LOGGER.print_line(text, severity)
 
 
-def say_table(header: Sequence[str], rows: Iterable[Row]) -> None:
-    """Print a table, cut to the width of a terminal."""
+def say_table(header: Sequence[str], rows: Iterable[Row], expendable: Sequence[str] = ()) -> None:
+    """Print a table that fits a terminal; columns are left out, ``expendable`` ones first."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    say(table(header, rows, width))
+    say(table(header, rows, width, expendable))
 
 
 def say_json(value: Any) -> None:
@@ -132,39 +138,55 @@ def say_page(page: str) -> None:
 
 def say_report(result: Any, store: str | None = None) -> None:
     """Print a result's text as Polygraphy logs it. The log itself would hide failing writes."""
-    say(f"[I] {result.text()}")
+    text = result.text().rstrip().replace("\n", "\n    ")
+    say(f"[I] {text}")
 
 
-def _is_brief() -> bool:
-    return sys.stdout.isatty() and not _is_detailed
+def say_progress(text: str) -> None:
+    """Print a line about the work so far; on a terminal without -v, the next one replaces it."""
+    if not on_brief_terminal():
+        say(text)
+    elif not _silent and not terminal.has_progress():
+        terminal.show_status(text)
 
 
-def say_result(result: OpResult, store: str | None = None) -> None:
-    """Print a result's page, then verdict, run and next step; on a terminal only its screen, unless -v is given."""
-    if page := result.screen() if _is_brief() else result.page():
-        say_page(page)
-    say_ending(result, store)
+def on_brief_terminal() -> bool:
+    """True on a terminal without -v: lines for scripts that read Polygraphy's output are left out."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and not _is_detailed
 
 
-def say_ending(result: OpResult, store: str | None = None) -> None:
-    """Print verdict, run and next step."""
+def say_result(result: OpResult, store: str | None = None, *, with_page: bool = False) -> None:
+    """Print a result's screen: table, verdict, run and next step; with -v below its page, and whole."""
+    table_lines = 0
+    if _is_detailed or with_page:
+        say_page(result.page())
+    elif (overview := result.overview()) is not None:
+        rows = overview.rows[:_MOST_ROWS]
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80  # in a pipe, the same screen
+        say(table(overview.columns, rows, width))
+        if len(overview.rows) > len(rows):
+            say(f"... and {len(overview.rows) - len(rows)} more (-v)")
+        table_lines = len(rows) + 3
+    step = result.next_step
+    step = None if step is None else with_lists_in_files(step.in_store(store))
+    most = None if _is_detailed else max(_MOST_LINES - table_lines, 6)
     if not _silent:
-        lines = result.summary_lines(_MOST_LINES, " ... (-v)") if _is_brief() else result.summary_lines()
-        if (step := result.next_step) is not None:
-            lines += f"\nnext:    {terminal.one_line(str(with_lists_in_files(step.in_store(store))))}"
-        terminal.print_line(lines.removeprefix("verdict:"), start="\nverdict:")
+        terminal.print_screen(result.screen(step, most, " ... (-v)"))
 
 
 def with_lists_in_files(step: NextStep) -> NextStep:
     """Return the step with each long list of names in a file of the working folder, if it is writable."""
     arguments = dict(step.arguments)
     for name, value in step.arguments.items():
-        is_list = isinstance(value, (tuple, list)) and all(isinstance(word, str) for word in value)
-        if is_list and len(value) > _LONGEST_LIST:
-            text = "".join(f"{word}\n" for word in value)
+        if not isinstance(value, (tuple, list)) or not all(isinstance(word, str) for word in value):
+            continue
+        # A name that begins with a dash or @ would be read as an option or a file. A line of a file holds one name.
+        is_ambiguous = any(word[:1] in ("-", "@") for word in value)
+        if (len(value) > _LONGEST_LIST or is_ambiguous) and not any("\n" in word for word in value):
+            text = "".join(f"{word}\n" for word in value).encode("utf-8", "surrogateescape")
             stem = Path(str(step.arguments.get("model", "trtops"))).stem
-            path = Path(f"{stem}.{name}-{sha256(text.encode())[:8]}.txt")  # so that no other file is overwritten
+            path = Path(f"{stem}.{name}-{sha256(text)[:8]}.txt")  # so that no other file is overwritten
             with contextlib.suppress(OSError):
-                path.write_text(text, encoding="utf-8")
+                path.write_bytes(text)
                 arguments[name] = f"@{path}"
     return replace(step, arguments=arguments)

@@ -207,10 +207,13 @@ def layer_type(text: str) -> tuple[str, str]:
     return name, _dtype(value)
 
 
+CONSTRAINTS = ("prefer", "obey", "none")
+
+
 def constraint(text: str) -> tuple[str, str]:
     """Read ``prefer``, ``obey`` or ``none``, or one layer's precision: ``layer:fp16``."""
     name, value = named(text)
-    if not name and value not in ("prefer", "obey", "none"):
+    if not name and value not in CONSTRAINTS:
         raise ValueError(f"{text!r}: expected prefer, obey or none, or a layer's precision such as conv1:fp16")
     return name, _dtype(value) if name else value
 

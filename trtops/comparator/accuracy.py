@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from trtops.comparator.metric_results import Threshold
 
-__all__ = ["AccuracyResult", "AccuracyResults"]
-
 Aggregation = Literal["per_sample", "average"]
 Match: TypeAlias = CompareResult | bool
 RunnerPair: TypeAlias = tuple[str, str]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -81,7 +83,17 @@ def subset(outputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 def dtype_name(array: Array) -> str:
     """The dtype's name as :class:`trtops.metadata.DataType` spells it; ``str`` for strings of any length."""
-    return "str" if array.dtype.kind in "USaOT" else array.dtype.name
+    return "str" if array.dtype.kind in "USaOT" else _name_of(array.dtype)
+
+
+_name_of = functools.cache(operator.attrgetter("name"))  # numpy makes the name anew each time
+
+
+def closest_name(name: str, index: int, names: Iterable[str]) -> str | None:
+    """The first name that contains the given one or is a part of it, or else the name at the same place."""
+    candidates = list(names)
+    near = [other for other in candidates if name.lower() in other.lower() or other.lower() in name.lower()]
+    return next(iter(near or candidates[index : index + 1]), None)
 
 
 def permuted_axes(shape: Sequence[int], target_shape: Sequence[int]) -> list[int]:
@@ -126,6 +138,7 @@ def cast_feed(feed: Mapping[str, Any], inputs: Mapping[str, TensorSpec]) -> Mapp
 _DIGITS = 5
 
 
+@functools.lru_cache(maxsize=64)
 def largest_within(limit: float) -> float:
     """The largest error within a tolerance; a tolerance of 0 has no slack."""
     if limit == 0 or not math.isfinite(limit):

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from trtops.comparator.accuracy import AccuracyResults, CompareFunction, RunnerPair
     from trtops.comparator.compare import Matches
 
-__all__ = ["Comparator"]
-
 Runs: TypeAlias = RunResults | Iterable[RunResults]
 
 _log = logging.getLogger(__name__)
@@ -256,7 +254,7 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
     sources = cast("list[Runs]", list(runs) if isinstance(runs, (list, tuple)) else [runs])
     streams: list[Iterable[RunResults]] = []
     for source in sources:
-        streams += [_iterations_of(*pair) for pair in source] if isinstance(source, RunResults) else [source]
+        streams += [RunResults([pair]).split() for pair in source] if isinstance(source, RunResults) else [source]
     end = object()
     with contextlib.ExitStack() as stack:
         for stream in streams:
@@ -271,12 +269,8 @@ def _zip_iterations(runs: Runs | Sequence[Runs]) -> Generator[RunResults, None, 
             yield RunResults(itertools.chain.from_iterable(cast("Iterable[RunResults]", group)))
 
 
-# A function of its own, because a generator in a loop would read the last runner's name.
-def _iterations_of(name: str, iterations: list[IterationResult]) -> Iterator[RunResults]:
-    return (RunResults([(name, [iteration])]) for iteration in iterations)
-
-
 def check_averageable(functions: Sequence[CompareFunction], fail_fast: bool) -> None:
+    """Raise `ConfigError` unless each function's errors have an average and no iteration will be left out."""
     if fail_fast:
         raise errors.ConfigError("check_average and fail_fast exclude each other: averages need all iterations.")
     for function in functions:

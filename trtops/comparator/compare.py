@@ -17,7 +17,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.comparator import metric_results, metrics
-from trtops.comparator.arrays import Array, dtype_name, holds_strings, permuted_axes, to_numpy
+from trtops.comparator.arrays import Array, closest_name, dtype_name, holds_strings, permuted_axes, to_numpy
 from trtops.comparator.metric_results import (
     CompareResult,
     MetricThreshold,
@@ -37,14 +37,6 @@ from trtops.comparator.report_lines import (
 )
 from trtops.comparator.results import IterationResult
 from trtops.comparator.table import COMPARISONS, Comparison
-
-__all__ = [
-    "BaseCompareFunc",
-    "CompareFunc",
-    "IndicesCompareFunc",
-    "SimpleCompareFunc",
-    *(comparison.compare_func for comparison in COMPARISONS),
-]
 
 T = TypeVar("T")
 PerOutput: TypeAlias = T | Mapping[str, T]
@@ -209,13 +201,13 @@ def _counterparts(
         if find is not None:
             names = list(find(name, index, result1) or ())
         if names is None:
-            near = [other for other in result1 if name.lower() in other.lower() or other.lower() in name.lower()]
-            names = (near or list(result1)[index : index + 1])[:1]
+            closest = closest_name(name, index, result1)
             # A name of the first result is the counterpart of that output, not of this one.
-            if not names or names[0] in result0:
+            if closest is None or closest in result0:
                 _log.warning("Output %r is skipped: %s has no counterpart for it", name, result1.runner_name)
                 continue
-            _log.warning("Output %r is taken to correspond to %r of %s", name, names[0], result1.runner_name)
+            _log.warning("Output %r is taken to correspond to %r of %s", name, closest, result1.runner_name)
+            names = [closest]
         for counterpart in names:
             if counterpart in result1:
                 yield name, counterpart

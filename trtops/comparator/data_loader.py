@@ -1,5 +1,6 @@
 """Inputs of models: random ones, equal in every run and on every machine, and saved ones."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,13 +10,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, cast_array, permuted_axes, to_numpy
+from trtops.comparator.arrays import Array, cast_array, closest_name, permuted_axes, to_numpy
 from trtops.comparator.streams import PathLike, iterate_files, load_saved
 from trtops.extras import require
 from trtops.metadata import (
     DEFAULT_SHAPE_VALUE,
     BoundedShape,
     DataType,
+    Dim,
     Shape,
     TensorMetadata,
     TensorSpec,
@@ -25,8 +27,6 @@ from trtops.metadata import (
 )
 from trtops.system.limits import check_array
 from trtops.torch_tensors import to_torch
-
-__all__ = ["DataLoader", "DataLoaderCache", "StreamingDataLoader"]
 
 Range: TypeAlias = tuple[float | None, float | None]
 
@@ -124,11 +124,26 @@ class DataLoader:
                 ):
                     hint = errors.near(name, input_specs)
                     _log.warning("%s names %r, which is not an input of the model. %s", option, name, hint)
-        arrays = {name: self._make_input(name, spec, random) for name, spec in input_specs.items()}
+        arrays = {name: self._make_input(name, spec, random) for name, spec in self._completed(input_specs).items()}
         if self.module == "numpy":
             return arrays
         require("torch")
         return {name: to_torch(array) for name, array in arrays.items()}
+
+    def _completed(self, input_specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """Give dimensions the size that a requested shape has for the same name."""
+        sizes: dict[Dim, Dim] = {}
+        for name, spec in input_specs.items():
+            requested = self.user_input_metadata.get(name)
+            if requested is not None and requested.shape is not None:
+                sizes |= zip(spec.shape or (), requested.shape)
+        completed = {}
+        for name, spec in input_specs.items():
+            if name not in self.user_input_metadata and spec.shape is not None:
+                shape = [sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape]
+                spec = dataclasses.replace(spec, shape=shape) if shape != [*spec.shape] else spec
+            completed[name] = spec
+        return completed
 
     def _make_input(self, name: str, spec: TensorSpec, random: np.random.RandomState) -> Any:
         dtype, shape = spec.dtype, spec.shape
@@ -307,8 +322,7 @@ def _fits_spec(array: Any, spec: TensorSpec) -> bool:
 def _matching_name(name: str, index: int, feed: Mapping[str, Any]) -> str:
     if name in feed:
         return name
-    near = [other for other in feed if name.lower() in other.lower() or other.lower() in name.lower()]
-    closest = near[0] if near else (list(feed)[index] if index < len(feed) else None)
+    closest = closest_name(name, index, feed)
     if closest is None:
         raise errors.InputError(f"Input {name!r} is not fed. {errors.near(name, feed)}")
     _log.warning("Input %r is fed with %r, whose name is closest", name, closest)

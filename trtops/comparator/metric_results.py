@@ -275,8 +275,7 @@ def _make_classes(comparison: Comparison) -> tuple[type[MetricThreshold], type[C
     labels = " and ".join(m.described for m in metrics)
     result = make_dataclass(
         comparison.result,
-        # Polygraphy saves None for metrics that it could not compute.
-        [(m.result_field, "float") if m.recorded else (m.result_field, "float | None", None) for m in metrics],
+        [(m.result_field, "float") for m in metrics],
         bases=(CompareResult,),
         eq=False,
         namespace={"__doc__": f"The {labels} of one output.", "__module__": __name__, "_THRESHOLD_CLASS": threshold},

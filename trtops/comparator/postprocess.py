@@ -7,10 +7,8 @@ from typing import TypeAlias
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, to_numpy
+from trtops.comparator.arrays import Array, is_floating, to_numpy
 from trtops.comparator.results import IterationResult
-
-__all__ = ["BasePostprocessFunc", "PostprocessFunc", "TopKPostprocessFunc"]
 
 TopK: TypeAlias = int | tuple[int, int]
 
@@ -51,7 +49,7 @@ def _top_indices(name: str, array: Array, count: int, axis: int) -> Array:
         raise errors.ConfigError(
             f"Output {name!r} has shape {array.shape}, which has no axis {axis} to take the top {count} along."
         )
-    if array.dtype.kind not in "fiub" and "float" not in array.dtype.name:
+    if array.dtype.kind not in "iub" and not is_floating(array):
         raise errors.ComparisonError(
             f"Output {name!r} has dtype {array.dtype}; the largest of its elements is not defined."
         )

@@ -17,7 +17,7 @@ from trtops.comparator import metrics
 from trtops.comparator.arrays import Array, dtype_name, largest_within, to_numpy
 from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import ChannelErrors, OutputStatistics
-from trtops.comparator.table import LIMITED, RECORDED, Metric, with_fields
+from trtops.comparator.table import LIMITED, METRICS, Metric, with_fields
 from trtops.record import Config, Record, setting
 from trtops.verdict import Verdict
 
@@ -117,24 +117,6 @@ class Tolerances(Config):
                 changes[option.name] = value
         return dataclasses.replace(self, per_output={}, **changes)
 
-    def implies(self, other: Tolerances) -> bool:
-        """True if every run within these tolerances is within the others; False if unknown."""
-        # By limit: whether lower values are tighter.
-        limits = {str(m.tolerance): m.better == "lower" for m in LIMITED}
-        limits |= dict.fromkeys(("atol", "rtol", "atol_of_scale"), True)
-        for output in ("", *self.per_output, *other.per_output):
-            ours, theirs = self.of(output), other.of(output)
-            for limit_field in dataclasses.fields(ours):
-                name = limit_field.name
-                limit, bound = getattr(ours, name), getattr(theirs, name)
-                if name == "atol_of_scale":  # no share is a share of 0
-                    limit, bound = limit or 0.0, bound or 0.0
-                if limit == bound or (bound is None and name in limits):
-                    continue
-                if limit is None or name not in limits or (limit < bound) != limits[name]:
-                    return False
-        return True
-
     def largest_abs(self, stats: OutputStatistics) -> float:
         """The absolute tolerance for an output, in its own unit."""
         return max(self.atol, (self.atol_of_scale or 0.0) * (stats.scale or 0.0))
@@ -216,7 +198,7 @@ class ComparisonReport(Record):
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
         """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column."""
-        shown = [metric for metric in RECORDED if metric.column]
+        shown = [metric for metric in METRICS if metric.column]
         rows = ((o.name, o.verdict, o.decided(self.tolerances), *map(o.value, shown)) for o in self.outputs)
         return ("output", "verdict", "decided by", *(metric.column for metric in shown)), tuple(rows)
 
@@ -227,7 +209,7 @@ class ComparisonReport(Record):
         rows = []
         for output in self.outputs:
             decided = {"output": output.name, "verdict": output.verdict, "decided_by": output.decided(self.tolerances)}
-            rows.append({**decided, **{metric.name: output.value(metric) for metric in RECORDED}})
+            rows.append({**decided, **{metric.name: output.value(metric) for metric in METRICS}})
         frame: pd.DataFrame = pd.DataFrame(rows).set_index("output")
         return frame
 

@@ -21,8 +21,6 @@ from trtops.torch_tensors import is_torch
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["IterationResult", "LazyArray", "RunResults"]
-
 T = TypeVar("T")
 
 

@@ -35,23 +35,19 @@ class Metric:
     from_arrays: bool = False
     unit: str = ""  # empty for plain numbers and for errors in the output's own unit
     by_class: bool = False  # whether it is computed with the axis of classes last
-    recorded: bool = True  # whether it is computed and kept for every output
     applies_to: str = "numbers"  # it is None for other outputs
     logged: bool = False  # whether its worst value is a metric in MLflow; all are in the comparison's artifact
     column: str = ""  # heading in tables of outputs, if they show it
     tolerance: str | None = None  # the field of the tolerances that limits it
     limit: float | None = None  # default limit of its compare function, if it has one
-    key: str = ""  # `l2` in `L2Threshold` and `--l2-threshold`; the name by default
-    function: str = ""  # in `CompareFunc` and for `--compare`; the key by default
+    key: str = ""  # `l2` in `CompareFunc.l2`, `L2Threshold` and `--l2-threshold`; the name by default
     title: str = ""  # in the line of a threshold; the label by default
     other_flags: tuple[str, ...] = ()  # further spellings of the option
     polygraphy: str | None = None  # Polygraphy's name for the number, if it has one
 
     def __post_init__(self) -> None:
-        key = self.key or self.name
-        defaults = {"key": key, "function": key, "title": self.label[:1].upper() + self.label[1:]}
-        for name, value in defaults.items():
-            object.__setattr__(self, name, getattr(self, name) or value)
+        object.__setattr__(self, "key", self.key or self.name)
+        object.__setattr__(self, "title", self.title or self.label[:1].upper() + self.label[1:])
 
     @property
     def result_field(self) -> str:
@@ -101,7 +97,7 @@ def _error(name: str, label: str, compute: Callable[[Totals], float], column: st
 _SCORES = "floating-point scores, with an axis of classes behind another one"
 _agreement = function("trtops.comparator.metrics.rows.balanced_agreement")
 _top1 = function("trtops.comparator.metrics.rows.top1_agreement")
-_kl = function("trtops.comparator.metrics.kl.kl_divergence")
+_kl = function("trtops.comparator.metrics.rows.kl_divergence")
 
 ERRORS = (
     _error("max_abs", "largest absolute", lambda t: t.abs.max, column="max abs"),
@@ -155,7 +151,6 @@ METRICS = (
     Metric("violations", "elements that exceed both tolerances", "lower", lambda t: t.violations),
 )  # fmt: skip
 
-RECORDED = tuple(metric for metric in METRICS if metric.recorded)
 LIMITED = tuple(metric for metric in METRICS if metric.tolerance is not None and metric not in ERRORS)
 """Metrics with their own tolerance."""
 
@@ -182,7 +177,7 @@ _DISTANCE = {"l2_tolerance": _NAMED["l2"], "cosine_similarity_threshold": _NAMED
 _QUALITY = {"psnr_tolerance": _NAMED["psnr"], "snr_tolerance": _NAMED["snr"]}
 
 COMPARISONS = (
-    *(_comparison(m.function, m.title, {m.option: m}, m.key) for m in METRICS if m.limit is not None),
+    *(_comparison(m.key, m.title, {m.option: m}, m.key) for m in METRICS if m.limit is not None),
     # Functions of Polygraphy 0.49, which evaluate two numbers in one.
     _comparison("distance_metrics", "distance", _DISTANCE, "distance"),
     _comparison("quality_metrics", "quality", _QUALITY, "quality"),

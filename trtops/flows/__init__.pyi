@@ -59,7 +59,8 @@ class AccuracyFlow(OpFlow[..., AccuracyResult]):
         self, model: str | PathLike[str], config: AccuracyConfig | None = ..., *, side: Literal['onnxruntime',
         'tensorrt', 'emulated'] = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., experiment: str
         | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None =
-        ..., seed: int | None = ..., tolerances: Tolerances | None = ...
+        ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., tolerances: Tolerances |
+        None = ...
     ) -> AccuracyResult: ...
 
 accuracy: AccuracyFlow
@@ -96,17 +97,18 @@ bundle: BundleFlow
 class CalibrateFlow(OpFlow[..., CalibrateResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: CalibrateConfig | None = ..., *, experiment: str | None = ...,
-        backend: Literal['onnxruntime', 'tensorrt'] | None = ..., data: str | None = ..., algorithm: Literal['best',
-        'minmax', 'entropy', 'percentile'] | None = ..., percentile: float | None = ..., batch: int | None = ...,
-        samples: int | None = ..., min_samples: int | None = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16',
-        'fp8', 'int8']] | None = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile] | None = ...,
-        calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep:
-        Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
-        mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., check_data: str |
+        backend: Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., algorithm:
+        Literal['best', 'minmax', 'entropy', 'percentile'] | None = ..., percentile: float | None = ..., batch: int |
+        None = ..., samples: int | None = ..., min_samples: int | None = ..., compare_with: Sequence[Literal['fp32',
+        'fp16', 'bf16', 'fp8', 'int8']] | None = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile]
+        | None = ..., calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ...,
+        keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None =
+        ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str |
         None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
-        ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int |
-        None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
-        min_precision_share: float | None = ..., power: bool | None = ..., self_check: bool | None = ...
+        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None =
+        ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
+        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
+        ..., self_check: bool | None = ...
     ) -> CalibrateResult: ...
 
 calibrate: CalibrateFlow
@@ -115,8 +117,9 @@ class CompareFlow(OpFlow[..., CompareResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, actual: str, golden: str, config: CompareConfig | None = ..., *, experiment: str | None = ..., data: str |
         None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
-        ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int
-        | None = ..., power: bool | None = ..., self_check: bool | None = ...
+        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., labels: str | None = ..., tolerances: Tolerances
+        | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., power: bool | None = ..., self_check:
+        bool | None = ...
     ) -> CompareResult: ...
 
 compare: CompareFlow
@@ -133,10 +136,10 @@ class ConvertFlow(OpFlow[..., ConvertResult]):
         Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
         = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
         TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
-        iterations: int | None = ..., seed: int | None = ..., golden: str | None = ..., labels: str | None = ...,
-        tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
-        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
-        ..., self_check: bool | None = ...
+        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
+        golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
+        ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
+        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> ConvertResult: ...
 
 convert: ConvertFlow
@@ -156,9 +159,10 @@ class DebugBuildFlow(OpFlow[..., DebugBuildResult]):
         Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
         mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None =
         ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., check_seed: int | None =
-        ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int |
-        None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
-        min_precision_share: float | None = ..., power: bool | None = ..., self_check: bool | None = ...
+        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None =
+        ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
+        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
+        ..., self_check: bool | None = ...
     ) -> DebugBuildResult: ...
 
 debug_build: DebugBuildFlow
@@ -187,11 +191,12 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
         calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
-        None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ..., labels: str | None =
-        ..., power: bool | None = ..., self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16',
-        'bf16', 'fp8', 'int8'], Limits] | None = ..., builds: int | None = ..., share: float | None = ..., tolerated:
-        float | None = ..., latency: LatencyLimit | None = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit |
-        None = ..., precision_share: float | None = ..., interface: bool | None = ...
+        None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] |
+        None = ..., golden: str | None = ..., labels: str | None = ..., power: bool | None = ..., self_check: bool |
+        None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ...,
+        builds: int | None = ..., share: float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None
+        = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ...,
+        interface: bool | None = ...
     ) -> GateResult | MatrixResult: ...
 
 gate: GateFlow
@@ -209,11 +214,11 @@ class PrecisionFlow(OpFlow[..., PrecisionResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: PrecisionConfig | None = ..., *, side: Literal['emulated', 'tensorrt']
         = ..., experiment: str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
-        iterations: int | None = ..., seed: int | None = ..., to: Literal['fp16', 'bf16'] | None = ..., mode:
-        Literal['minimal', 'bisect', 'linear'] | None = ..., direction: Literal['forward', 'reverse'] | None = ...,
-        fastest: bool | None = ..., tolerances: Tolerances | None = ..., profiles: Sequence[OptimizationProfile] | None
-        = ..., exclude: Sequence[str] | None = ..., max_checks: int | None = ..., output: str | None = ..., load_replay:
-        str | None = ..., save_replay: str | None = ...
+        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
+        to: Literal['fp16', 'bf16'] | None = ..., mode: Literal['minimal', 'bisect', 'linear'] | None = ..., direction:
+        Literal['forward', 'reverse'] | None = ..., tolerances: Tolerances | None = ..., profiles:
+        Sequence[OptimizationProfile] | None = ..., exclude: Sequence[str] | None = ..., max_checks: int | None = ...,
+        output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
     ) -> PrecisionResult: ...
 
 precision: PrecisionFlow
@@ -254,11 +259,12 @@ class ReduceFlow(OpFlow[..., ReduceResult]):
         self, model: str | PathLike[str], config: ReduceConfig | None = ..., *, command: CommandCheck | None = ...,
         backend: Literal['onnxruntime', 'tensorrt'] = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] =
         ..., tolerances: Tolerances | None = ..., experiment: str | None = ..., data: str | None = ..., shapes:
-        Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., mode:
-        Literal['bisect', 'linear'] | None = ..., max_checks: int | None = ..., reduce_outputs: bool | None = ...,
-        reduce_inputs: bool | None = ..., inputs: Literal['real', 'declared'] | None = ..., output: str | None = ...,
-        min_good: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ..., external_data: str |
-        None = ..., size_threshold: int | None = ..., one_file: bool | None = ...
+        Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
+        Mapping[str, tuple[float, float]] | None = ..., mode: Literal['bisect', 'linear'] | None = ..., max_checks: int
+        | None = ..., reduce_outputs: bool | None = ..., reduce_inputs: bool | None = ..., inputs: Literal['real',
+        'declared'] | None = ..., output: str | None = ..., min_good: str | None = ..., load_replay: str | None = ...,
+        save_replay: str | None = ..., external_data: str | None = ..., size_threshold: int | None = ..., one_file: bool
+        | None = ...
     ) -> ReduceResult: ...
 
 reduce: ReduceFlow
@@ -267,8 +273,9 @@ class SensitivityFlow(OpFlow[..., SensitivityResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], calibration_cache: str, config: SensitivityConfig | None = ..., *, experiment:
         str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int |
-        None = ..., seed: int | None = ..., samples: int | None = ..., batch: int | None = ..., budget: float | None =
-        ..., style: Literal['onnxruntime', 'tensorrt'] | None = ..., keep: Sequence[str] | None = ...
+        None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., samples: int |
+        None = ..., batch: int | None = ..., budget: float | None = ..., style: Literal['onnxruntime', 'tensorrt'] |
+        None = ..., keep: Sequence[str] | None = ...
     ) -> SensitivityResult: ...
 
 sensitivity: SensitivityFlow
@@ -283,8 +290,9 @@ class TriageFlow(OpFlow[..., TriageResult]):
         ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
-        None = ..., iterations: int | None = ..., seed: int | None = ..., golden: str | None = ..., tolerances:
-        Tolerances | None = ..., min_precision_share: float | None = ..., self_check: bool | None = ...
+        None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] |
+        None = ..., golden: str | None = ..., tolerances: Tolerances | None = ..., min_precision_share: float | None =
+        ..., self_check: bool | None = ...
     ) -> TriageResult: ...
 
 triage: TriageFlow

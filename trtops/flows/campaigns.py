@@ -43,7 +43,7 @@ def _make_iteration(campaign: Campaign, number: int) -> CampaignBuild:
         # A Dask worker that was started with other settings would log to a store of its own.
         raise errors.ConfigError(
             f"{platform.node()} logs to {tracker.shown}, not to the store of this flow ({exc}). Start Dask's "
-            "workers with the MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow (trtops/team/servers.md)."
+            "workers with the MLFLOW_TRACKING_URI or TRTOPS_HOME of this flow (docs/pages/team.md)."
         ) from None
     except errors.TrackingUnavailableError:
         pass  # the spool folder keeps the iteration until the store is back

@@ -33,7 +33,14 @@ from trtops.flows.slots import device_slot
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
 from trtops.ops.devices import BuildPlace
-from trtops.ops.keywords import PYTHON_ONLY, config_class_of, configured, option_keywords, takes_backend
+from trtops.ops.keywords import (
+    PYTHON_ONLY,
+    config_class_of,
+    configured,
+    leading_options,
+    option_keywords,
+    takes_backend,
+)  # fmt: skip
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record
 from trtops.reports.description import code
@@ -104,6 +111,8 @@ class OpFlow(Flow[P, R]):
 
         Raises ConfigError if a parameter is invalid; the flow run is marked failed with the same message.
         """
+        if leading := leading_options(inspect.unwrap(self.fn), args):
+            args, kwargs = (), leading | kwargs
         if prefect.context.FlowRunContext.get() is None:
             ensure_prefect_home()
         try:

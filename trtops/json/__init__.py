@@ -81,9 +81,11 @@ def load_json(src: Source, description: str | None = None) -> Any:
 
     if isinstance(src, (str, os.PathLike)):
         name = f"{description + ' ' if description else ''}{os.fspath(src)}"
-        with open(src, "rb") as file:
-            if file.peek(2)[:2] == b"PK":
-                return load_archive(file, name)
+        with open(src, "rb", buffering=0) as file:  # a buffer would be copied once more
+            start = file.read(2)
+            file.seek(0)
+            if start == b"PK":
+                return load_archive(io.BufferedReader(file), name)
             content: str | bytes = file.read()
     else:
         name, content = description or "the file", read_open_file(src)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
 from trtops import errors
-from trtops.json.numpy_files import array_of_archive, damage_reported, read_member, read_npy, write_npy
+from trtops.json import base64_text
+from trtops.json.numpy_files import array_of_archive, array_of_npy, damage_reported, read_member, write_npy
 from trtops.json.objects import MARKER, Encoder, decode_object
 from trtops.torch_tensors import is_torch
 
@@ -186,6 +187,9 @@ def _array_from_text(text: str | memoryview) -> Array:
     """An array from base64, or from the latin-1 text of old releases of Polygraphy."""
     if not isinstance(text, (str, memoryview)):
         raise errors.FormatError(f"an array is a {type(text).__name__}; expected text")
+    decoded = base64_text.decode(text) if isinstance(text, memoryview) else None
+    if decoded is not None and bytes(decoded[:6]) == b"\x93NUMPY":
+        return array_of_npy(decoded)
     try:
         data = binascii.a2b_base64(text)
         if data[:6] != b"\x93NUMPY" and data[:2] != b"PK":
@@ -195,7 +199,7 @@ def _array_from_text(text: str | memoryview) -> Array:
             data = (text if isinstance(text, str) else str(text, "utf-8")).encode("latin-1")
         except UnicodeError:
             raise errors.FormatError("an array is neither base64 nor latin-1 text") from None
-    return array_of_archive(data) if data[:2] == b"PK" else read_npy(io.BytesIO(data), len(data))
+    return array_of_archive(data) if data[:2] == b"PK" else array_of_npy(data)
 
 
 def load_archive(file: IO[bytes], name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import os
@@ -45,33 +46,78 @@ def read_npy(file: IO[bytes], size: int) -> Array:
     """Read a ``.npy`` file of ``size`` bytes. Allocates at most ``size`` bytes, whatever the header claims."""
     import numpy as np
 
+    start = file.read(_HEADER_START)
+    header = start + file.read(min(_header_bytes(start), size) - len(start))
+    shape, is_fortran, dtype = _parse_header(header)
+    array: Array = np.empty(_checked_count(shape, dtype, size - len(header)), dtype)
+    if array.nbytes:
+        left = array.view(np.uint8).data
+        while left and (length := file.readinto(left[:_READ_BLOCK])):  # type: ignore[attr-defined]
+            left = left[length:]
+        if left:
+            raise errors.FormatError(f"an array of shape {shape} and dtype {dtype} is cut short")
+    return _shaped(array, shape, is_fortran)
+
+
+def array_of_npy(data: bytes | Array) -> Array:
+    """Return the array of a ``.npy`` file in memory: a copy of bytes, or a part of an array of them."""
+    import numpy as np
+
+    header = bytes(data[: _header_bytes(bytes(data[:_HEADER_START]))])
+    shape, is_fortran, dtype = _parse_header(header)
+    count = _checked_count(shape, dtype, len(data) - len(header))
+    array: Array = np.frombuffer(data, dtype, count, len(header)) if count * dtype.itemsize else np.empty(count, dtype)
+    return _shaped(array.copy() if isinstance(data, bytes) else array, shape, is_fortran)
+
+
+_READ_BLOCK = 1 << 20  # archives read a block into memory of their own first
+_HEADER_START = 12  # the mark, the version, and the length of what follows: of two bytes, or four
+
+
+def _header_bytes(start: bytes) -> int:
+    """Return the length of a header, from its first bytes."""
+    if start[6:7] == b"\x01":
+        return 10 + int.from_bytes(start[8:10], "little")
+    return _HEADER_START + int.from_bytes(start[8:12], "little")
+
+
+# Numpy compiles each header as Python code, which takes longer than reading a small array.
+@functools.lru_cache(maxsize=256)
+def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order and dtype; FormatError if the header is damaged, or its arrays are not read."""
+    import numpy as np
+
+    file = io.BytesIO(header)
     try:
         version = np.lib.format.read_magic(file)
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in readers:
             raise errors.FormatError(f"an array has .npy version {version[0]}; expected 1 or 2")
-        shape, _, dtype = readers[version](file)
-        header = file.tell()
-    # Numpy parses the header as Python code, so any error of the tokenizer and the parser may come.
+        shape, is_fortran, dtype = readers[version](file)
+    # Any error of the tokenizer and the parser may come.
     except Exception as exc:
         raise errors.FormatError(f"an array has a damaged header: {exc}") from None
     if dtype.hasobject:
         raise errors.FormatError("an array holds Python objects; reading them could run code, so it is refused")
     if dtype.kind == "V":
         raise errors.FormatError(f"an array has dtype {dtype}; only numbers, booleans and strings are read")
+    return shape, is_fortran, dtype
+
+
+def _checked_count(shape: tuple[int, ...], dtype: np.dtype[Any], available: int) -> int:
+    """Return the number of elements; FormatError if they are not as many bytes as there are."""
     # Python's integers do not overflow, as numpy's would for a shape that a file only claims to have.
     count = math.prod(shape)
-    if min(shape, default=0) < 0 or header + count * dtype.itemsize != size:
+    if min(shape, default=0) < 0 or count * dtype.itemsize != available:
         raise errors.FormatError(
-            f"an array of shape {shape} and dtype {dtype} needs {count * dtype.itemsize} bytes; "
-            f"{max(0, size - header)} are there"
+            f"an array of shape {shape} and dtype {dtype} needs {count * dtype.itemsize} bytes; {max(0, available)} "
+            "are there"
         )
-    file.seek(0)
-    try:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-    except ValueError as exc:
-        raise errors.FormatError(f"an array of shape {shape} and dtype {dtype} is damaged: {exc}") from None
-    return array
+    return count
+
+
+def _shaped(array: Array, shape: tuple[int, ...], is_fortran: bool) -> Array:
+    return array.reshape(shape[::-1]).T if is_fortran else array.reshape(shape)
 
 
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:

@@ -18,8 +18,8 @@ from trtops.spec import BackendName
 R = TypeVar("R")
 
 PYTHON_ONLY = frozenset(
-    ("tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "feeds", "file", "given",
-     "chance", "opened")
+    ("tracker", "tags", "parent", "progress", "submit", "evaluate", "built", "convert_one", "file", "given", "chance",
+     "opened")
 )  # fmt: skip
 """Parameters of ops that take Python objects, or that only other ops set."""
 
@@ -42,7 +42,7 @@ def option_keywords(op: Callable[..., Any]) -> dict[str, OptionField]:
     """Return the options of an op's config by keyword.
 
     An option has the name of its field, or the ``keyword`` of the field's metadata. Of two options of one name, that of
-    the nested record is prefixed by the record's name, such as ``check_data``. An option of the config itself replaces
+    the nested record is prefixed by the record's name, such as ``check_seed``. An option of the config itself replaces
     an optional parameter of the op; a required parameter hides it.
     """
     accepted, config_class = inspect.signature(op).parameters, config_class_of(op)
@@ -59,7 +59,7 @@ def option_keywords(op: Callable[..., Any]) -> dict[str, OptionField]:
 
 
 def takes_backend(op: Callable[..., Any]) -> bool:
-    """True if ``backend`` is a keyword beside the options: the config has a build, and the op has no such parameter."""
+    """True if ``backend`` is another keyword: the config has a build, and the op has no such parameter."""
     paths = {option.path for option in option_keywords(op).values()}
     return ("build", "options") in paths and "backend" not in inspect.signature(op).parameters
 
@@ -71,6 +71,23 @@ def configured(config: Any, values: Mapping[tuple[str, ...], Any], backend: Back
         return changed
     # Last, since a config whose options are for this back end keeps them.
     return with_options(changed, {("build",): changed.build.on_backend(backend)})
+
+
+def begins_with_config(op: Callable[..., Any]) -> bool:
+    """True if a config is the op's first parameter, as for audit and diff_tactics: it says what they work on."""
+    return next(iter(inspect.signature(op).parameters), None) == "config"
+
+
+def leading_options(op: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the keywords of positional arguments that stand for a config's first options.
+
+    ``diff_tactics("<run>", "<run>")`` has two runs. Empty if the op or its arguments begin in another way.
+    """
+    if not args or isinstance(args[0], (Record, Mapping)) or not begins_with_config(op):
+        return {}
+    options = option_keywords(op)
+    first = next(iter(options))
+    return {first: args} if options[first].default == () else dict(zip(options, args))
 
 
 def with_keywords(op: Callable[..., R]) -> Callable[..., R]:
@@ -86,8 +103,7 @@ def with_keywords(op: Callable[..., R]) -> Callable[..., R]:
     signature, options, config_class = inspect.signature(op), option_keywords(op), config_class_of(op)
     assert config_class is not None
     default = signature.parameters["config"].default
-    # audit, diff_tactics and others, whose config says what they work on.
-    begins_with_config = next(iter(signature.parameters)) == "config"
+    needs_config = begins_with_config(op)
     has_backend = takes_backend(op)
     known = [*options, *signature.parameters, *(["backend"] if has_backend else [])]
 
@@ -96,16 +112,14 @@ def with_keywords(op: Callable[..., R]) -> Callable[..., R]:
         for name in keywords:
             if name not in known:
                 raise TypeError(f"{op.__name__}() has no option {name!r}. {errors.near(name, known)}".rstrip())
+        if leading := leading_options(op, args):
+            args, keywords = (), leading | keywords
         values = {option.path: keywords.pop(name) for name, option in options.items() if name in keywords}
         backend = keywords.pop("backend", None) if has_backend else None
-        if begins_with_config and args and not isinstance(args[0], Record):
-            fields = list(option_fields(config_class))
-            values |= {fields[0].path: args} if fields[0].default == () else dict(zip([f.path for f in fields], args))
-            args = ()
         arguments = signature.bind_partial(*args, **keywords).arguments
         config = arguments.get("config", default)
         if config is None or config is inspect.Parameter.empty:
-            is_needed = values or backend or begins_with_config
+            is_needed = values or backend or needs_config
             config = configured(config_class, values, backend) if is_needed else None
         elif isinstance(config, Record):
             config = configured(config, values, backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from trtops.terminal import one_line
 from trtops.verdict import MARKS
 
 if TYPE_CHECKING:
-    from trtops.reports.document import Document, Section
+    from trtops.reports.document import Document, Section, Table
     from trtops.tracking.base import Run, Tracker
     from trtops.tracking.schema import Kind
     from trtops.verdict import Verdict
@@ -37,6 +37,15 @@ OnProgress: TypeAlias = Callable[[int, "int | None"], None]
 
 StepRunner: TypeAlias = Callable[[str, Callable[[], Any]], Any]
 """Calls a function as a step of the given name, and returns its result."""
+
+# The columns of a screen, and of its labels; and the largest number of lines of texts, less and less of them.
+_SCREEN_COLUMNS, _LABEL = 80, 9
+_LINES_OF_TEXTS: tuple[Mapping[str, int], ...] = (
+    {"verdict:": 2, "because:": 3, "checked:": 3, "needed:": 3, "figures:": 2},
+    {"verdict:": 2, "because:": 3, "checked:": 2, "needed:": 3, "figures:": 2},
+    {"verdict:": 2, "because:": 2, "checked:": 1, "needed:": 2, "figures:": 2},
+    {"verdict:": 1, "because:": 1, "checked:": 1, "needed:": 1, "figures:": 1},
+)
 
 LONGEST_NAME = 250  # characters of a run's name that stores accept
 
@@ -147,36 +156,62 @@ class OpResult(Record):
 
     @property
     def figures(self) -> str:
-        """Size and speed in a line; empty for results without them."""
+        """Size and speed, or the work that was done, in a line; empty for results without them."""
         return ""
 
-    def screen(self) -> str:
-        """Return what a terminal shows above the verdict, as Markdown; by default the page."""
-        return self.page()
+    @property
+    def because(self) -> tuple[str, ...]:
+        """Sentences that explain the verdict on a screen (default: the ``reasons``)."""
+        return getattr(self, "reasons", ())
 
-    def summary_lines(self, most: int | None = None, cut: str = " ...") -> str:
-        """Verdict, first reasons, evidence, required inputs, figures, and the run; no run if none was kept.
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, with the outcome if it says more."""
+        return self.verdict if self.headline == self.verdict else f"{self.verdict} ({self.headline})"
 
-        ``most`` is the largest number of lines of each text (default: all of it); ``cut`` ends a longer one.
+    def overview(self) -> Table | None:
+        """Return the table that a screen shows above the verdict; by default none."""
+        return None
+
+    def screen(self, step: NextStep | None = None, most: int | None = None, cut: str = " ...") -> list[str]:
+        """Return verdict, first reasons, evidence, required inputs, figures, run and next step in 80 columns.
+
+        Args:
+            step: The next step.
+            most: The number of lines above which longer texts are cut; all of them by default.
+            cut: The end of a text that was cut.
         """
-        verdict = self.verdict if self.headline == self.verdict else f"{self.verdict} ({one_line(self.headline)})"
-        reasons: tuple[str, ...] = getattr(self, "reasons", ())
-        reasons_text = listed(
-            (textwrap.shorten(one_line(reason), 240, placeholder=" ...") for reason in reasons), 2, "; "
-        )
-        checked = "checked: " if reasons_text else "because: "
-        for label, text in (("because: ", reasons_text), (checked, self.evidence), ("needed:  ", self.needed)):
-            if text:
-                verdict += "\n" + textwrap.fill(
-                    text, 80, initial_indent=label, subsequent_indent=" " * 9, max_lines=most, placeholder=cut
+        sentences = [textwrap.shorten(one_line(text.rstrip(". \n")), 240, placeholder=" ...") for text in self.because]
+        because = listed(sentences, 2, "; ")
+        texts = {
+            "verdict:": self.verdict_text,
+            "because:": because or self.evidence,
+            "checked:": self.evidence if because else "",
+            "needed:": self.needed,
+            "figures:": self.figures,
+            "run:": self.run_id,
+            "first:": "" if step is None else step.first,
+        }
+        command = [] if step is None else step.lines(_SCREEN_COLUMNS - _LABEL)
+        for limits in _LINES_OF_TEXTS if most is not None else ({},):
+            lines = []
+            for label, text in texts.items():
+                shown = textwrap.wrap(
+                    one_line(text),
+                    _SCREEN_COLUMNS - _LABEL,
+                    break_on_hyphens=False,
+                    max_lines=limits.get(label),
+                    placeholder=cut,
                 )
-        verdict += f"\nfigures: {self.figures}" if self.figures else ""
-        return f"verdict: {verdict}" + (f"\nrun:     {self.run_id}" if self.run_id else "")
+                lines += _labelled(label, shown)
+            lines += _labelled("next:", command)
+            if most is None or len(lines) <= most:
+                break
+        return lines
 
     def __str__(self) -> str:
-        """Verdict, reasons, run and next step."""
-        step = "" if self.next_step is None else f"\nnext:    {one_line(str(self.next_step))}"
-        return self.summary_lines() + step
+        """The screen, uncut."""
+        return "\n".join(self.screen(self.next_step))
 
     def _repr_html_(self) -> str:
         """The page, for notebooks."""
@@ -206,15 +241,16 @@ class OpResult(Record):
             title=self.title,
             verdict=self.verdict,
             headline=self.headline,
-            reasons=(*getattr(self, "reasons", ()), *filter(None, (self.needed,))),
-            next=one_line(str(self.next_step or "")),
+            reasons=tuple(map(one_line, (*getattr(self, "reasons", ()), *filter(None, (self.needed,))))),
+            next=str(self.next_step or ""),
             sections=tuple(self.sections()),
         )
 
     def page(self) -> str:
         """The result as a page of Markdown: heading, reasons, :meth:`body`, and a link to the run."""
-        lines = [f"# {self.title}: {self.headline}" if self.title else f"# {self.headline}", ""]
-        reasons = [f"- {reason}" for reason in getattr(self, "reasons", ())]
+        heading = f"{self.title}: {self.headline}" if self.title else self.headline
+        lines = [f"# {one_line(heading)}", ""]
+        reasons = [f"- {one_line(reason)}" for reason in getattr(self, "reasons", ())]
         lines += [*reasons, *([""] if reasons else []), *self.body()]
         if self.url:
             run = f"[{self.run_id}]({self.url})" if self.url.startswith("http") else f"`{self.run_id}`"
@@ -349,6 +385,10 @@ def tracker_or_default(tracker: Tracker | None) -> Tracker:
     from trtops.tracking.store import default_tracker
 
     return default_tracker()
+
+
+def _labelled(label: str, lines: Sequence[str]) -> list[str]:
+    return [f"{'' if number else label:<{_LABEL}}{line}" for number, line in enumerate(lines)]
 
 
 def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:

@@ -25,7 +25,7 @@ from trtops.reports.present import report_page
 from trtops.reports.sections import computes_in, document_of, engine_place
 from trtops.spec import Layer
 from trtops.tables import counted, size
-from trtops.terminal import one_line
+from trtops.terminal import one_line, with_short_words
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict, run_id_of
 from trtops.tracking.records import ArtifactEntry, EngineQuery, RunInfo, Runs
@@ -86,7 +86,7 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
     """Runs matching all filters of :func:`runs`, newest first.
 
     With a query, only runs that built such ``engines``, of at most an experiment and a verdict. The best are good ones
-    unless another verdict is given.
+    unless another verdict is given, of builds only; the best of each model if there are several.
     """
     if engines is None:
         matches: list[tuple[RunInfo, float | None]] = [(info, None) for info in runs(tracker=tracker, **filters)]
@@ -95,7 +95,10 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
         verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
         if unused := list(filter(filters.get, filters)):
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
-        matches = tracker.engines(engines, verdict=verdict, experiment=experiment, limit=limit)
+        searched = None if engines.best else limit
+        matches = tracker.engines(engines, verdict=verdict, experiment=experiment, limit=searched)
+        if engines.best:
+            matches = _best_of_each_model([match for match in matches if match[0].kind != "iteration"])[:limit]
     rows = []
     for info, value in matches:
         row = Row(
@@ -111,6 +114,14 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
         )
         rows.append(row)
     return rows
+
+
+def _best_of_each_model(matches: list[tuple[RunInfo, float | None]]) -> list[tuple[RunInfo, float | None]]:
+    """Return the first match of each model; all matches if they are of one model, since values compare only then."""
+    first: dict[str, tuple[RunInfo, float | None]] = {}
+    for info, value in matches:
+        first.setdefault(info.tags.get(schema.Tag.MODEL_SHA256, ""), (info, value))
+    return matches if len(first) == 1 else list(first.values())
 
 
 @checked_arguments
@@ -168,7 +179,8 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
             lines += ["", f"---- {title} ----"]
             for key, value in sorted(values.items()):
                 # Lines of a note are indented, so that none looks like a line of this page.
-                lines.append(f"    {one_line(key)} = {value}".replace("\n", "\n        "))
+                text = with_short_words(str(value)).replace("\n", "\n        ")
+                lines.append(f"    {one_line(key)} = {text}")
         lines += ["", "---- Artifacts ----", *(f"    {one_line(file.path)} ({size(file.size)})" for file in files)]
         return "\n".join(lines)
 
@@ -177,27 +189,40 @@ def inspect_run(run_id: str, tracker: Tracker) -> Inspection:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Record):
-    """One differing param or metric of several runs, with its value in each; empty if a run has none."""
+    """The verdict, or a differing param or metric of several runs, with its value in each; empty if a run has none."""
 
     name: str
     kind: str
     values: tuple[str, ...]
 
 
+def _metric_text(name: tuple[str, ...], value: float) -> str:
+    return f"{value:.0f}" if name[-1].endswith("bytes") else f"{value:.6g}"
+
+
+_INCOMPARABLE = ("sha256", "skipped", "listed")  # ends of names of params that say nothing next to others
+
+
 @checked_arguments
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
-    """Differing params, then metrics, of several runs."""
+    """The verdicts, then differing params and metrics, of several runs; nothing if they differ in nothing.
+
+    Digests, and settings that a builder had no time for, are left out: other lines say what differs.
+    """
     infos = [tracker.info(run_id_of(run_id, tracker)) for run_id in run_ids]
-    params, metrics = [dict(info.params) for info in infos], []
+    params, metrics = [], []
     for info in infos:
-        metrics.append({"/".join(name): f"{value:.6g}" for name, value in info.metrics.items()})
-    lines = []
+        params.append(
+            {name: text for name, text in info.params.items() if not name.endswith(("sha256", "skipped", "listed"))}
+        )
+        metrics.append({"/".join(name): _metric_text(name, value) for name, value in info.metrics.items()})
+    lines = [Line(name="verdict", kind="tag", values=tuple(info.verdict or info.status for info in infos))]
     for kind, tables in (("param", params), ("metric", metrics)):
         for name in sorted(set(chain.from_iterable(tables))):
             values = tuple(columns.get(name, "") for columns in tables)
             if len(set(values)) > 1:
                 lines.append(Line(name=name, kind=kind, values=values))
-    return lines
+    return lines if len(lines) > 1 or len(set(lines[0].values)) > 1 else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +283,7 @@ def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | 
     )
     differing = []
     for line in side_by_side(runs, tracker):
-        if not line.name.endswith(("sha256", "_url")):
+        if line.kind != "tag" and not line.name.endswith("_url"):
             differing.append((line.name, *(value or None for value in line.values)))
     layers = _layer_rows(tracker, infos)
     runs_table = Table(columns=_RUN_COLUMNS, rows=tuple(rows), pinned=1, ratios=(4, 6))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trtops.record import Record
+from trtops.tables import table
 from trtops.verdict import Verdict
 
 Cell: TypeAlias = str | float | None
@@ -21,6 +22,10 @@ class Table(Record):
     rows: tuple[tuple[Cell, ...], ...]
     pinned: int = 0
     ratios: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """The table in plain text."""
+        return table(self.columns, self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)

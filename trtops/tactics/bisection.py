@@ -27,17 +27,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from trtops.tactics.model import (
-    ALWAYS,
-    Bools,
-    Clauses,
-    Counts,
-    Floats,
-    Likelihood,
-    Prior,
-    clauses_of_pair,
-    marginals,
-)
+from trtops.tactics.model import ALWAYS, Bools, Clauses, Counts, Floats, Likelihood, Prior, clauses_of_pair, marginals
 
 BisectionDecision: TypeAlias = Literal["confirmed", "chance", "combination", "units missing"]
 """How a bisection ends: with its best explanation, with verdicts that follow no unit, without an explanation, or with
@@ -105,13 +95,7 @@ class Bisection:
             depends on them, so if that trial contradicts them, they cost this trial.
     """
 
-    def __init__(
-        self,
-        units: int,
-        seed: int = 0,
-        confidence: float = 0.95,
-        first: Bools | None = None,
-    ) -> None:
+    def __init__(self, units: int, seed: int = 0, confidence: float = 0.95, first: Bools | None = None) -> None:
         self.units = units
         self._first = [] if first is None or first.all() or not first.any() else [(first, ~first)]
         self._confidence = confidence

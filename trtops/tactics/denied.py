@@ -1,10 +1,9 @@
 """The deny-list: tactics excluded from later builds, each with its confirming run."""
 
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from trtops import errors
 from trtops.record import JSONValue, Record
@@ -21,9 +20,6 @@ class DeniedTactic(Record):
 
     ``settings`` without choices are denied if a build has all of them. ``evidence`` is the run that confirmed them, and
     ``run`` the entry in the store.
-
-    Where only a user's own limits (``tolerances``) or own check (``command``) found the builds bad, the entry is for
-    builds that are checked in that way, unless a person denied it ``always``. ``limits`` describes the tolerances.
     """
 
     backend_version: str
@@ -32,36 +28,26 @@ class DeniedTactic(Record):
     settings: tuple[tuple[str, str], ...] = ()
     evidence: str = ""
     run: str = ""
-    tolerances: Mapping[str, Any] | None = None  # comparator.report.Tolerances as JSON
-    limits: str = ""
-    command: str = ""
-    always: bool = False
 
     @classmethod
-    def of(cls, record: TacticRecord, columns: Container[Column], evidence: str, **scope: Any) -> "DeniedTactic":
-        """The entry for some layers and settings of a record; ``scope`` fields limit it to some checks."""
+    def of(cls, record: TacticRecord, columns: Container[Column], evidence: str) -> "DeniedTactic":
+        """The entry for some layers and settings of a record."""
         return cls(
             backend_version=record.backend_version,
             device_sha256=record.device_sha256,
             choices=tuple(choice for choice in record.choices if ("layer", choice.layer) in columns),
             settings=tuple(pair for pair in record.settings if ("setting", pair[0]) in columns),
             evidence=evidence,
-            **scope,
         )
 
     def deciding(self) -> JSONValue:
-        """The denied choices, without evidence and scope."""
-        return replace(self, evidence="", run="", tolerances=None, limits="", command="", always=False).to_dict()
-
-    @property
-    def scope(self) -> str:
-        """The scope of the entry, as words to append; empty for all checks."""
-        return f" by the check `{self.command}`" if self.command else f" at {self.limits}" if self.limits else ""
+        """The denied choices, without evidence."""
+        return replace(self, evidence="", run="").to_dict()
 
     def reason(self, choice: str) -> str:
-        """Return the reason of a denial: its run, its limits, and how to allow the choice again."""
+        """Return the reason of a denial: its run, and how to allow the choice again."""
         pardon = " (`trtops runs pardon` with this run allows it)" if self.run else ""
-        return f"{choice} is denied by run {self.run or self.evidence}{self.scope}{pardon}"
+        return f"{choice} is denied by run {self.run or self.evidence}{pardon}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +91,5 @@ def read_exclusions(path: str | Path) -> DenyList:
     if isinstance(data, dict) and "choices" in data and "mechanism" not in data:
         return DenyList(entries=(DeniedTactic.from_dict(data),))
     record = read_record(path)
-    entry = DeniedTactic(
-        backend_version=record.backend_version,
-        device_sha256=record.device_sha256,
-        choices=record.choices,
-        evidence=str(path),
-    )
-    return DenyList(entries=(entry,))
+    layers: set[Column] = {("layer", choice.layer) for choice in record.choices}
+    return DenyList(entries=(DeniedTactic.of(record, layers, str(path)),))

@@ -15,15 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trtops import errors
-from trtops.tactics.findings import (
-    CLEARED,
-    Conclusion,
-    Explanation,
-    LayerChoice,
-    SetDifference,
-    Suspect,
-    TacticDiff,
-)
+from trtops.tactics.findings import CLEARED, Conclusion, Explanation, LayerChoice, SetDifference, Suspect, TacticDiff
 from trtops.tactics.model import LOG_ONE, LOG_PAIR, Bools, Floats, Likelihood, Posterior, features_of, groups_of, weigh
 from trtops.tactics.record import TacticOption
 from trtops.tactics.table import ABSENT, TEXTS, By, CampaignTable, choice_texts

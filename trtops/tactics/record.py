@@ -7,7 +7,7 @@ are read as records too.
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -45,6 +45,11 @@ class TacticOption(Record):
     inputs: tuple[TensorFormat, ...] = ()  # formats of the inputs
     outputs: tuple[TensorFormat, ...] = ()  # formats of the outputs
 
+    @property
+    def kernel(self) -> str:
+        """The kernel's name, without the number that may follow it: ``name #0x12ab``."""
+        return self.tactic.rpartition(" #")[0] or self.tactic
+
 
 @dataclass(frozen=True, kw_only=True)
 class TacticChoice(TacticOption):
@@ -58,6 +63,11 @@ class TacticChoice(TacticOption):
     def identity(self) -> tuple[JSONValue, ...]:
         """What choices of one layer must have in common to be the same; formats are in the tactic's text."""
         return (self.layer, self.tactic, self.implementation, self.tactic_id)
+
+    @property
+    def option(self) -> TacticOption:
+        """The tactic without its layer."""
+        return TacticOption(**{option.name: getattr(self, option.name) for option in fields(TacticOption)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +122,7 @@ def carried_over(record: TacticRecord, build: TacticRecord) -> str:
     """
 
     def kernels(choices: Sequence[TacticChoice]) -> dict[str, tuple[str, str]]:
-        return {c.layer: (c.op, c.tactic.rpartition(" #")[0] or c.tactic) for c in choices if c.replayable}
+        return {choice.layer: (choice.op, choice.kernel) for choice in choices if choice.replayable}
 
     recorded_kernels, built_kernels = kernels(record.choices), kernels(build.choices)
     changes, changed_layers = [], set()

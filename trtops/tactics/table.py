@@ -100,14 +100,7 @@ class CampaignTable:
             # Layers of one name are numbered, or only the last of them would count.
             numbered = itertools.chain((chosen.layer,), (f"{chosen.layer}#{n}" for n in itertools.count(2)))
             layer = next(name for name in numbered if ("layer", name) not in cells)
-            cells["layer", layer] = TacticOption(
-                op=chosen.op,
-                tactic=chosen.tactic,
-                implementation=chosen.implementation,
-                tactic_id=chosen.tactic_id,
-                inputs=chosen.inputs,
-                outputs=chosen.outputs,
-            )
+            cells["layer", layer] = chosen.option
         if record:
             for name_of_setting, value in record.settings:
                 cells["setting", name_of_setting] = value

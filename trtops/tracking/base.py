@@ -12,7 +12,6 @@ either. Rules for all of them:
   written last, by :meth:`Run.finish`. A run without a manifest is incomplete.
 """
 
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Protocol
 from trtops import errors
 from trtops.tracking.no_run import NO_RUN as NO_RUN
 from trtops.tracking.reading import StoredRun as StoredRun
-from trtops.tracking.records import RUN_PREFIX, is_run_id
+from trtops.tracking.records import RUN_PREFIX, is_run_id, may_be_run_id
 from trtops.tracking.records import ArtifactEntry as ArtifactEntry
 from trtops.tracking.records import EngineQuery as EngineQuery
 from trtops.tracking.records import Manifest as Manifest
@@ -186,7 +185,7 @@ def run_id_of(id_or_prefix: str, tracker: Tracker) -> str:
     digits = id_or_prefix.removeprefix(RUN_PREFIX).lower()
     if is_run_id(digits):
         return digits
-    if re.fullmatch("[0-9a-f]{8,31}", digits) is None:
+    if not may_be_run_id(digits):
         expected = "expected the 32 hexadecimal digits of its id, or at least the first 8"
         raise errors.RunNotFoundError(f"Run {id_or_prefix!r}: {expected}. See ids by: trtops runs list")
     matches = [info.id for info in tracker.find(id_prefix=digits, limit=2)]

@@ -28,6 +28,11 @@ def is_run_id(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{32}", text) is not None
 
 
+def may_be_run_id(text: str) -> bool:
+    """True for the first eight digits of a run's id or more, also after ``run:``."""
+    return re.fullmatch("[0-9a-f]{8,32}", text.removeprefix(RUN_PREFIX).lower()) is not None
+
+
 def new_local_id() -> str:
     """A run id made by the run's own process. Every run has one, as a tag."""
     # It keeps a run from being made twice after an interruption, and a run of the spool can be found by it after the

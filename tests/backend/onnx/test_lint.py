@@ -16,6 +16,7 @@ from trtops import errors
 from trtops.backend.onnx import Model
 from trtops.backend.onnx.lint import LintReport, _load_apart, lint
 from trtops.cli.main import main
+from trtops.ops.model.lint import lint as ops_lint
 
 
 def messages(report: LintReport, level: str) -> str:
@@ -304,3 +305,15 @@ def test_nothing_checked_is_not_a_pass() -> None:
     model.opset_import.add(domain="of.a.plugin", version=1)
     report = lint(model)
     assert not report.ok and not report.passing and {entry.level for entry in report.entries} == {"warning"}
+
+
+def test_failures_on_assumed_sizes_say_so() -> None:
+    proto = models.model(
+        "(float[n,6] x) => (float[4,c] y) { s = Constant<value = int64[2] {4,-1}>() y = Reshape(x, s) }"
+    )
+    report = ops_lint(proto)
+    assert not report.ok and report.assumed == {"x": (1, 6)}
+    assert "ran with 1 for each: x (1, 6)" in report.text()
+    assert ops_lint(proto, input_shapes={"x": ("n", 6)}).assumed == {"x": (1, 6)}
+    assert ops_lint(proto, input_shapes={"x": (2, 6)}).ok
+    assert ops_lint(proto, feed={"x": np.ones((3, 5), np.float32)}).assumed == {}

@@ -12,11 +12,12 @@ from tests import bombs, cuda_double, models
 from tests.contracts.engine_backend import EngineBackendContract
 from trtops import errors
 from trtops.backend.base import BuildRequest, Caches
-from trtops.backend.engines import BACKENDS, backend_of_suffix, engine_backend, reference_runner
+from trtops.backend.engines import BACKENDS, backend_of_suffix, engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import convert_to_fp16
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.engine import open_plan, provider_settings
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.backend.onnxrt.tactics import CUDA_TACTICS, Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.worker import IsolatedBackend

@@ -10,9 +10,9 @@ import pytest
 from tests import cuda_double, models, zoo
 from tests.contracts.runner import RunnerContract
 from trtops import errors
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx, inference, session_from_onnx
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator import compare_outputs
 from trtops.func import constant
 from trtops.metadata import DataType, TensorMetadata

@@ -48,6 +48,49 @@ with TrtRunner(build_engine) as runner:
     result = [outputs["y"].shape, str(dtype), tuple(shape), runner.is_active, runner.last_inference_time() > 0]
 result += [runner.is_active, np.allclose(outputs["y"], X, atol=1e-2)]
 """
+USAGE["inputs have numpy's types, and a time follows an inference"] = """
+with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))) as runner:
+    dtype = runner.get_input_metadata()["x"].dtype
+    result = [runner.last_inference_time(), dtype, dtype in [np.float32], str(runner.get_input_metadata())]
+    result += [str(runner.get_input_metadata(use_numpy_dtypes=False)["x"].dtype)]
+"""
+USAGE["a freed array is empty"] = """
+array = cuda.DeviceArray(X.shape, X.dtype)
+result = [array.shape, array.allocated_nbytes]
+array.free()
+result += [array.shape, array.allocated_nbytes, int(array.ptr)]
+array.copy_from(X)
+result += [array.numpy()]
+array.free()
+"""
+USAGE["a tool builds an engine"] = """
+from polygraphy.tools import Tool
+from polygraphy.tools import args as groups
+class Build(Tool):
+    "Build."
+    def get_subscriptions_impl(self):
+        return [
+            groups.ModelArgs(model_opt_required=True, input_shapes_opt_name=False), groups.OnnxInferShapesArgs(),
+            groups.OnnxLoadArgs(outputs_opt_prefix=False), groups.DataLoaderArgs(), groups.TrtConfigArgs(),
+            groups.TrtLoadPluginsArgs(), groups.TrtOnnxFlagArgs(), groups.TrtLoadNetworkArgs(),
+            groups.TrtLoadEngineBytesArgs(), groups.TrtLoadEngineArgs(), groups.TrtSaveEngineBytesArgs(),
+            groups.TrtSaveEngineArgs(),
+        ]
+    def run_impl(self, args):
+        builder, network, *_ = self.arg_groups[groups.TrtLoadNetworkArgs].load_network()
+        config = self.arg_groups[groups.TrtConfigArgs].create_config(builder, network)
+        result.append([network.num_layers, config.get_flag(trt.BuilderFlag.FP16)])
+        engine = self.arg_groups[groups.TrtLoadEngineArgs].load_engine()
+        self.arg_groups[groups.TrtSaveEngineArgs].save_engine(engine)
+        result.append([engine.num_layers, len(bytes_from_path("tool.engine")) > 0])
+        return 3
+result = []
+tool = Build("build")
+parser = tool.setup_parser()
+args = parser.parse_args(["identity.onnx", "--fp16", "-o", "tool.engine"])
+tool.parse(args)
+result.append(tool.run(args))
+"""
 USAGE["frameworks are compared"] = """
 build_onnxrt_session = SessionFromOnnx("identity.onnx")
 build_engine = EngineFromNetwork(NetworkFromOnnxPath("identity.onnx"))

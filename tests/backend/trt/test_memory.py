@@ -160,8 +160,8 @@ def test_output_allocator_keeps_no_context(monkeypatch):
             return 128
 
     output = object.__new__(slots.Output)
-    output.name, output.on_host, output.device, output.pinned = "y", False, None, None
-    output.allocator = None
+    output.name, output.on_host, output.allocator = "y", False, None
+    output.device, output.pinned = slots.memory.DeviceArray.raw((0,)), slots.memory.PinnedArray()
     output.execution = SimpleNamespace(context=Context(), engine=SimpleNamespace(get_aliased_input_tensor=lambda n: ""))
     output.prepare([])
     output.prepare([])
@@ -265,3 +265,14 @@ def test_contexts_without_a_profile_are_refused(nonzero_engine):
         else:
             np.testing.assert_array_equal(second.infer(x)["y"], [[1, 3]])
         np.testing.assert_array_equal(first.infer(x)["y"], [[1, 3]])
+
+
+def test_freed_arrays_are_empty(runtime):
+    array = DeviceArray(X.shape)
+    assert (array.shape, array.allocated_nbytes) == (X.shape, X.nbytes)
+    for _ in range(2):
+        array.free()
+        assert (array.shape, array.allocated_nbytes, array.ptr) == ((), 0, 0)
+    array.copy_from(X)
+    np.testing.assert_array_equal(array.numpy(), X)
+    array.free()

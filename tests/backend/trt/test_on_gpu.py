@@ -632,6 +632,7 @@ def test_rtx_config_is_refused_on_tensorrt():
 def test_missing_libraries_are_refused_by_name(tmp_path: Path):
     with pytest.raises(errors.BackendUnavailableError, match=r"absent\.so"):
         back.load_plugins([tmp_path / "absent.so"])
+    assert back.load_plugins(["libnvinfer_plugin.so"], obj=lambda: 7) == 7
     with pytest.raises(errors.BackendUnavailableError, match=r"absent_lean\.so"):
         back.load_runtime(tmp_path / "absent_lean.so")
     with pytest.raises(errors.TrtopsError, match=r"absent\.engine"):

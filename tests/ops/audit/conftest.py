@@ -187,7 +187,11 @@ def make_store(folder: Path, *, signed: bool = True) -> Logged:
         config = GateConfig(build=plain, check=real, policy=Policy(limits=Limits(latency=None)), register=False)
         runs["gate"] = gate(scaled, config, tracker=tracker, experiment="gated").run_id
         calibration = CalibrateConfig(
-            data=str(data), build=replace(plain, precision="int8"), compare_with=(), check=QUICK, min_samples=1
+            calibration_data=str(data),
+            build=replace(plain, precision="int8"),
+            compare_with=(),
+            check=QUICK,
+            min_samples=1,
         )
         runs["calibrate"] = calibrate(model, calibration, tracker=tracker, experiment="calibrated").run_id
         [child] = tracker.find(parent=runs["calibrate"])

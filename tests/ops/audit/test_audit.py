@@ -2,26 +2,30 @@
 
 import contextlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import models
+from tests import campaigns, models
 from tests.keys import new_key
 from tests.long_runs import LONG
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from tests.servers import MlflowServer
 from tests.stores import copy_store
-from trtops import errors
+from trtops import errors, record
 from trtops.cli.main import main
+from trtops.comparator.report import Tolerances
 from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit, choose_runs
+from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.registry.accepted import resolve
 from trtops.ops.registry.promote import promote
 from trtops.spec import BuildConfig
 from trtops.system import signing
+from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.offline import OfflineTracker
@@ -45,6 +49,21 @@ def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
     assert drawn[3] == chosen(AuditConfig(experiment="conv_net", sample=2, seed=3))
     with pytest.raises(errors.ConfigError, match="No run matches"):
         chosen(AuditConfig(experiment="another"))
+
+
+def test_campaign_that_wrote_integers_for_floats_is_not_contradicted(tmp_path: Path, monkeypatch) -> None:
+    tracker = MemoryTracker()
+    model, feed = campaigns.two_blocks(tmp_path)
+    with monkeypatch.context() as earlier_release:
+        earlier_release.setattr(record, "_bring_to_types", lambda config: None)
+        usual = campaigns.config(feed)
+        check = replace(usual.check, tolerances=Tolerances(rtol=0, atol=1))
+        campaign = debug_build(model, replace(usual, check=check, until=1), tracker=tracker)
+    assert b'"rtol": 0,' in tracker.load(campaign.run_id).read_bytes(Artifact.CAMPAIGN)
+
+    [audited] = audit(AuditConfig(runs=(campaign.run_id,), rebuild=False), tracker=tracker).runs
+
+    assert [finding.subject for finding in audited.contradictions] == []
 
 
 def test_invalid_options_are_refused() -> None:
@@ -176,9 +195,9 @@ def test_exit_code_reports_failed_runs(logged: Logged, tmp_path: Path, capsys: p
 
     assert main([*line, logged.runs["fp32"]]) == 0
     output = capsys.readouterr().out
-    assert "whole, " in output and "1 of 1 runs pass" in output
+    assert "verified  -" in output and "1 of 1 runs pass" in output
     logged.set("fp32", "tag", Tag.ENGINE_SHA256, "0" * 64)
-    assert main([*line, logged.runs["fp32"]]) == 1
+    assert main([*line, logged.runs["fp32"], "-v"]) == 1
     assert f"tag {Tag.ENGINE_SHA256} says {'0' * 64}" in capsys.readouterr().out
     assert main([*line, logged.runs["fp16"], "--key", str(logged.key)]) == 0
     assert main([*line, logged.runs["fp16"], "--key", str(tmp_path / "none.pub")]) == 3

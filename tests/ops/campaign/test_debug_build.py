@@ -23,7 +23,6 @@ from tests.waiting import workers_time_out_when
 from trtops import errors
 from trtops.backend.base import Engine
 from trtops.cli.main import main
-from trtops.comparator.report import OutputTolerances, Tolerances
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import CampaignProgress, DebugBuildResult, debug_build
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
@@ -37,8 +36,6 @@ from trtops.ops.search.command import CommandCheck
 from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.locks import held
 from trtops.system.worker import close_workers
-from trtops.tactics.denied import DeniedTactic
-from trtops.tactics.record import TacticRecord
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns
 from trtops.tracking.memory import MemoryTracker
@@ -126,8 +123,8 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     assert {info.id for info in tracker.find("blocks", parent=proved.run_id)} == {t.run_id for t in proved.trials}
 
     # Later builds keep off it, and say so; until somebody pardons it.
-    # The model's own limits find these builds bad as well, so it is denied whatever the limits of a build.
-    assert proved.backend == "onnxruntime" and proved.denied and proved.denied_in == "all builds"
+    # The model's own limits find these builds bad as well, so it is denied without a request.
+    assert proved.backend == "onnxruntime" and proved.denied and not proved.own_limits
     assert f"trtops runs pardon {proved.deny_run}" in proved.page()
     entry = tracker.info(proved.deny_run)
     assert entry.tags[Tag.EVIDENCE] == proved.run_id
@@ -159,57 +156,28 @@ def test_proof_confirms_and_denies_the_culprit(decided, model, data, tracker) ->
     assert FAST in tracker.load(free.run_id).read_bytes(Artifact.TACTICS).decode()
 
 
-def test_limits_of_ones_own_deny_only_builds_with_them(decided, model, data, tracker) -> None:
+def test_own_limits_deny_nothing_without_a_request(decided, model, data, tracker) -> None:
     result, _ = decided
     campaign = open_campaign(tracker, result.run_id)
     runs = tracker.find("blocks", parent=result.run_id, tags={Tag.KIND: "iteration"})
     good, bad = (tracker.load(next(i.id for i in runs if i.verdict == verdict)) for verdict in ("good", "bad"))
 
-    # A good build stands for one that nothing but limits of one's own would find bad.
     builder = CampaignBuilder(campaign, tracker)
-    scope = builder.denial_scope(good)
+    assert builder.bad_by_default_limits(bad)
+    assert not CampaignBuilder(campaign, tracker, print).bad_by_default_limits(bad)
+    # A good build stands for one that nothing but limits of one's own would find bad.
+    assert not builder.bad_by_default_limits(good)
 
-    assert builder.denial_scope(bad) == {}
-    assert scope["limits"] == "atol 0.0001, rtol 0.0001"
-    assert CampaignBuilder(campaign, tracker, print).denial_scope(bad) == {"command": "builtins.print"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CampaignBuilder, "bad_by_default_limits", lambda *_: False)
+        proved = prove(result.run_id, ProveConfig(repeats=1), tracker=tracker)
     close_workers()
     environment = Environment.from_json(bad.read_bytes(Artifact.ENVIRONMENT))
-    record = TacticRecord.from_json(bad.read_bytes(Artifact.TACTICS))
-    approximate = {("setting", "GeluApproximation")}
-    own_tracker = MemoryTracker()
-    for name, fields in (("limits", scope), ("command", {"command": "check.py {engine}"})):
-        run = own_tracker.start("e", name, kind="proof")
-        run.log_json(DeniedTactic.of(record, approximate, run.id, **fields), Artifact.DENIED)
-        run.set_tags({Tag.PROOF: "confirmed"})
-        run.finish()
-        deny(run.id, tracker=own_tracker)
-
-    def denying(*check: object) -> list[str]:
-        return [entry.scope for entry in deny_list(own_tracker, environment, *check).entries]
-
-    assert denying() == denying(Tolerances(atol=1e-3, rtol=1e-4)) == []
-    assert denying(Tolerances(atol=1e-4, rtol=0)) == [" at atol 0.0001, rtol 0.0001"]
-    assert denying(None, "check.py {engine}") == [" by the check `check.py {engine}`"]
-    always = deny(run.id, always=True, tracker=own_tracker)
-    assert denying() == [" by the check `check.py {engine}`"] and "For all builds." in always.page()
-    # A plain conversion, and one at the limits of the proof.
-    drawn = config(data).build_of(0)  # all approximations
-    plain = ConvertConfig(build=drawn, check=dataclasses.replace(config(data).check, tolerances=None))
-    strict = ConvertConfig(build=drawn, check=config(data).check)
-    pardon(always.run_id, tracker=own_tracker, why="a test")
-    assert not convert(model, plain, tracker=own_tracker).left_out
-    assert "at atol 0.0001, rtol 0.0001 (`trtops runs pardon" in convert(model, strict, tracker=own_tracker).left_out
-
-
-def test_tolerances_that_imply_others() -> None:
-    strict = Tolerances(atol=1e-6, rtol=0, max_nrmse=0.1, per_output={"y": OutputTolerances(min_cosine=0.9)})
-
-    assert strict.implies(strict) and strict.implies(Tolerances(atol=1e-6, rtol=1e-3))
-    assert not Tolerances(atol=1e-6, rtol=0).implies(strict)
-    assert not strict.implies(Tolerances(atol=1e-7, rtol=1e-3))
-    assert not dataclasses.replace(strict, atol_of_scale=0.1).implies(strict)
-    assert not strict.implies(dataclasses.replace(strict, per_output={"y": OutputTolerances(min_cosine=0.95)}))
-    assert not strict.implies(dataclasses.replace(strict, nans_equal=True))
+    assert proved.own_limits and proved.deny_run is None and deny_list(tracker, environment).entries == ()
+    assert f"trtops runs deny {proved.run_id}" in proved.page()
+    requested = deny(proved.run_id, tracker=tracker)
+    assert [entry.evidence for entry in deny_list(tracker, environment).entries] == [proved.run_id]
+    pardon(requested.run_id, tracker=tracker, why="a test")
 
 
 def test_cleared_suspect_is_refuted(decided, tracker) -> None:

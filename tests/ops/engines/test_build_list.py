@@ -103,7 +103,7 @@ def test_failing_builds_do_not_stop_others(folder: Path, tracker: MemoryTracker)
         "3 of 6 failed (2 good, 2 bad, 2 error): no_kernel, conv_net, identty",
     )
     page = result.page()
-    assert "**no_kernel.onnx fp32 onnxruntime**: error. Op 'custom:Frobnicate'" in page
+    assert "- no_kernel.onnx fp32 onnxruntime: error. Op 'custom:Frobnicate'" in page
     assert "nets.yaml:6)" in page and "identty.onnx matches no file" in page
 
 
@@ -117,7 +117,7 @@ def test_unproven_builds_leave_the_list_unproven(folder: Path, tracker: MemoryTr
         result = build_list(listed(folder, text), tracker=tracker, convert_one=unproven)
 
         assert (result.verdict, result.headline) == ("unproven", "1 good, 1 unproven")
-        assert not result.failed and "**conv_net.onnx fp32 onnxruntime**: unproven." in result.page()
+        assert not result.failed and "- conv_net.onnx fp32 onnxruntime: unproven." in result.page()
         assert tracker.info(result.run_id).metrics["builds", "unproven"] == 1
 
 
@@ -276,7 +276,7 @@ def test_no_broken_model_is_hidden(only_new: bool, tmp_path: Path, tracker: Memo
             assert (build.outcome in ("good", "skipped")) == (state == "good"), build
             if state != "good":
                 nights.check(build)
-                assert f"**{Path(build.model).name} fp32 onnxruntime**" in result.page() and not build.transient
+                assert f"- {Path(build.model).name} fp32 onnxruntime: " in result.page() and not build.transient
         states = {nights.states[nights.content(name)] for name in nights.seen}
         expected = "bad" if states - {"good", "unproven"} else "unproven" if "unproven" in states else "good"
         assert result.verdict == expected

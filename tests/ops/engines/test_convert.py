@@ -18,6 +18,7 @@ from trtops.backend.trt.building.precision import layers_to_keep
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.calibration.data import ArraysInMemory
 from trtops.cli.main import main
+from trtops.comparator.report import Tolerances
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult
@@ -186,14 +187,14 @@ def test_calibrate_runs_a_data_script_once(conv_net: Path, tracker: MemoryTracke
     script, calls = tmp_path / "loader.py", tmp_path / "calls.txt"
     script.write_text(SCRIPT.format(log=str(calls)))
     result = calibrate(
-        conv_net, CalibrateConfig(data=str(script), compare_with=("fp16",), check=QUICK), tracker=tracker
+        conv_net, CalibrateConfig(calibration_data=str(script), compare_with=("fp16",), check=QUICK), tracker=tracker
     )
     assert [engine.evaluation.evidence.feeds for engine in result.engines] == [4, 4]
     assert calls.read_text().split() == ["loaded", "run"]
 
 
 def test_sources_in_memory_are_distinguished(conv_net: Path) -> None:
-    first, second = (ArraysInMemory.of([{"image": models.random(2, 3, 8, 8, seed=seed)}]) for seed in (1, 2))
+    first, second = (ArraysInMemory.of([{"image": models.random(2, 3, 8, 8, seed=seed)}], "") for seed in (1, 2))
     model, check = Model.load(conv_net), replace(QUICK, data=first)
     same, other = (CommandData(model, check, calibration) for calibration in (first, second))
     assert same.calibration().digest() == same.feeds().digest() != other.calibration().digest()
@@ -202,6 +203,9 @@ def test_sources_in_memory_are_distinguished(conv_net: Path) -> None:
 def test_8_bits_need_real_data(tracker: MemoryTracker, conv_net: Path) -> None:
     result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK), tracker=tracker)
     assert result.next_step is None and "random data" in result.needed
+    strict = replace(QUICK, tolerances=Tolerances(atol=1e-12, rtol=0))
+    result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=strict), tracker=tracker)
+    assert result.verdict == "bad" and result.next_step is None and "real data to calibrate with" in result.needed
 
 
 def test_shapes_of_data_decide_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ import onnx
 import pytest
 
 from tests import models
-from trtops import errors
+from trtops import errors, sensitivity
 from trtops.backend.base import BuildRequest, Caches
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.calibration import CalibrationCache
 from trtops.metadata import TensorMetadata
-from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
+from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests import models
 from trtops import errors
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator import AccuracyResults, CompareFunc, DataLoader, IterationResult, PostprocessFunc, RunResults
 from trtops.json import load_json, save_json
 from trtops.metadata import TensorMetadata

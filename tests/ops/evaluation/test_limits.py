@@ -22,7 +22,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.walk import mean_sum_length
 from trtops.comparator import ComparisonReport, RunResults, Tolerances, compare_outputs
-from trtops.ops.campaign.iteration import evaluate_in_child
+from trtops.ops.campaign.iteration import EvaluationCase, evaluate_in_child
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import builds_table
 from trtops.ops.evaluation import right_model as module
@@ -351,7 +351,9 @@ def test_builds_of_a_campaign_share_limits(tmp_path: Path, monkeypatch: pytest.M
     golden_outputs(model, check.open_for(model), None).save(golden)
     build = engine_backend("onnxruntime").build(BuildRequest(model, BuildConfig(precision="fp16"), caches=Caches()))
     first, second = (
-        evaluate_in_child(build.engine, model, check, build.spec.config, golden, check_precision(build))[0]
+        evaluate_in_child(
+            build.engine, EvaluationCase(model, check, build.spec.config, golden), check_precision(build)
+        )[0]
         for _ in range(2)
     )
     assert emulated.call_count == 1 and first.noise.outputs

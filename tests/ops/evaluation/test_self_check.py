@@ -18,10 +18,9 @@ from tests.long_runs import LONG, amount
 from tests.models import Case
 from trtops import errors
 from trtops.backend.base import BuildRequest
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
-from trtops.backend.onnxrt.runner import OnnxrtRunner, reference_outputs
+from trtops.backend.onnxrt.runner import OnnxrtRunner, reference_outputs, reference_runner
 from trtops.backend.runner import BaseRunner, Feed
 from trtops.comparator import compare_outputs
 from trtops.comparator.results import IterationResult, RunResults

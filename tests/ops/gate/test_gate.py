@@ -17,8 +17,8 @@ from tests import gates, models
 from tests.hostile import plant_modules
 from tests.long_runs import LONG
 from trtops import errors
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.backend.worker import IsolatedBackend
 from trtops.metadata import DataType, TensorMetadata
 from trtops.ops.evaluation import relations

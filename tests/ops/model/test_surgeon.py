@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from tests import models
 from trtops import errors, ops
-from trtops.backend.onnx import sparsity
+from trtops.backend.onnx import weights
 from trtops.metadata import DataType, TensorSpec
 from trtops.ops import SaveConfig
 
@@ -118,8 +118,8 @@ def test_insert_refuses_cycles_and_unknown_tensors() -> None:
 def sparse_weights(model: onnx.ModelProto) -> set[str]:
     """Names of the weights that are 2:4 sparse."""
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    axes = sparsity.reduced_axes(model.graph)
-    return {name for name, axis in axes.items() if sparsity.is_sparse(arrays[name], axis)}
+    axes = weights.reduced_axes(model.graph)
+    return {name for name, axis in axes.items() if weights.is_sparse(arrays[name], axis)}
 
 
 def test_pruning_keeps_two_of_four_like_polygraphy() -> None:

@@ -7,10 +7,11 @@ import onnx
 import pytest
 
 from tests import models, zoo
+from trtops import accuracy
 from trtops.backend.base import BaseRunner, Build
 from trtops.backend.worker import built_safely
 from trtops.comparator.report import OutputTolerances, Tolerances
-from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, MakeRunner, accuracy
+from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated, MakeRunner
 from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.tracking.memory import MemoryTracker
@@ -29,7 +30,7 @@ def chain(length: int = 12) -> onnx.ModelProto:
 
 def compared(model: onnx.ModelProto, side: MakeRunner | BuildConfig, *feeds: Any, **options: Any) -> AccuracyResult:
     config = AccuracyConfig(**{"tolerances": TIGHT, **options})
-    return accuracy(model, side, config, feeds=[dict(feed) for feed in feeds] or None)
+    return accuracy(model, side, config, data=[dict(feed) for feed in feeds] or None)
 
 
 def off_by(node: str, amount: float, unless_observed: bool = False) -> MakeRunner:
@@ -55,7 +56,7 @@ def test_observed_engines_have_the_settings_of_the_first(monkeypatch: pytest.Mon
     case = models.transformer()
     config = BuildConfig(options=OnnxRuntimeOptions(allow_approximation=True, tactic_seed=3))
 
-    result = accuracy(case.proto, config, feeds=[case.feed])
+    result = accuracy(case.proto, config, data=[case.feed])
 
     assert len(builds) == result.windows + 1 > 2
     assert len({observed.tactics.settings for observed in builds}) == 1 and builds[0].tactics.settings
@@ -68,7 +69,7 @@ def test_the_wrong_node_is_named() -> None:
     assert (result.verdict, result.first, result.origin) == ("bad", "t6", "t6")
     assert result.tensor("t6").node == "n5" and result.tensor("t5").error < 1e-5
     assert result.chain[:3] == ("t6", "t5", "t4")
-    assert "First tensor that differs: 't6', made by LeakyRelu 'n5'" in result.text()
+    assert "First tensor that differs: 't6', made by LeakyRelu 'n5'" in " ".join(result.because)
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
@@ -84,7 +85,7 @@ def test_an_error_that_disappears_when_observed() -> None:
 
     assert result.verdict == "bad" and result.disappears and result.first is None
     assert all(t.verdict == "good" for t in result.tensors)
-    assert "disappears when all tensors are observed" in result.text()
+    assert "disappears when all tensors are observed" in " ".join(result.because)
 
 
 def test_the_first_infinity_comes_with_the_chain_above() -> None:
@@ -98,7 +99,7 @@ def test_the_first_infinity_comes_with_the_chain_above() -> None:
     assert (result.first_nonfinite, result.chain) == ("square", ("square", "big"))
     assert result.tensor("big").magnitude == 1000
     assert (result.tensor("square").nonfinite, result.tensor("square").error) == (4, float("inf"))
-    assert "First NaN or infinity: 'square'" in result.text()
+    assert "First NaN or infinity: 'square'" in " ".join(result.because)
 
 
 def test_the_error_is_relative_to_the_reference() -> None:
@@ -113,7 +114,7 @@ def test_nan_of_the_model_itself_is_reported() -> None:
     result = compared(model, onnxruntime_runner, {"x": np.ones(2, np.float32)}, tolerances=None)
 
     assert (result.reference_nan, result.first_nonfinite, result.origin) == ("b", None, "b")
-    assert "The reference itself has NaN, first in 'b', made by Sqrt 'root'" in result.text()
+    assert "The reference itself has NaN, first in 'b', made by Sqrt 'root'" in " ".join(result.because)
 
 
 def test_subgraphs_that_read_outer_tensors_are_emulated() -> None:
@@ -182,5 +183,5 @@ def test_a_clamped_mask_is_no_error() -> None:
         assert (result.verdict, result.first, result.origin) == ("good", None, None)
         assert all(t.growth is None or t.growth < 10 for t in result.tensors)
     loose = Tolerances(per_output={"last_hidden_state": OutputTolerances(atol=1.0)})
-    text = compared(case.proto, Emulated("fp16"), case.feed, tolerances=loose).text()
-    assert text.startswith("The model's outputs agree. The first tensor that differs inside:")
+    result = compared(case.proto, Emulated("fp16"), case.feed, tolerances=loose)
+    assert result.because[0].startswith("The model's outputs agree. The first tensor that differs inside:")

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from tests import models
-from trtops import errors
+from trtops import errors, reduce
 from trtops.backend.base import BaseRunner
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.comparator.report import Tolerances
 from trtops.json import load_json
 from trtops.ops.search.delta import Items, Mode, OutOfTestsError, Search, Step
-from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
+from trtops.ops.search.reduce import ReduceConfig, ReduceResult
 from trtops.ops.search.submodel import Check, ComparisonCheck, EngineRunner, onnxruntime_runner
 from trtops.spec import BuildConfig
 from trtops.tracking.memory import MemoryTracker
@@ -66,7 +66,7 @@ def reduced(check: Check, case: models.Case | None = None, *, progress: list[Ste
     """Reduce a model by a check, fed with its own inputs."""
     case = case or branchy()
     steps = [] if progress is None else progress
-    return reduce(case.proto, check, ReduceConfig(**options), feeds=[case.feed], progress=steps.append)
+    return reduce(case.proto, check, ReduceConfig(**options), data=[case.feed], progress=steps.append)
 
 
 def names(result: ReduceResult) -> list[set[str]]:
@@ -199,7 +199,7 @@ def test_saved_models_run_and_fail_again(tmp_path: Path):
     before = path.read_bytes(), path.stat().st_mtime_ns
     config = ReduceConfig(output=str(tmp_path / "small.onnx"), min_good=str(tmp_path / "good.onnx"))
 
-    result = reduce(path, wrong_back_end("n14"), config, feeds=[case.feed])
+    result = reduce(path, wrong_back_end("n14"), config, data=[case.feed])
 
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
     culprit = result.culprit
@@ -248,7 +248,7 @@ def test_a_replay_of_another_search_is_refused(tmp_path: Path):
         ("data", branchy().proto, Planted({"n1"}), [{"x": np.zeros(8, np.float32)}]),
     ):
         with pytest.raises(errors.ConfigError, match=f"begun with {label}"):
-            reduce(proto, other, config, feeds=feeds)
+            reduce(proto, other, config, data=feeds)
     text = replay.read_text()
     assert '"0-23"' in text
     for nodes in ('"0-99999999999"', '"x"', "7", "[]"):
@@ -260,7 +260,7 @@ def test_a_replay_of_another_search_is_refused(tmp_path: Path):
 def test_a_run_gets_numbers_steps_and_culprits():
     case, tracker, steps = branchy(), MemoryTracker(), []
     logged = {"tracker": tracker, "file": "b.onnx", "progress": steps.append}
-    result = reduce(case.proto, Planted({"n4", "n18"}), feeds=[case.feed], **logged)
+    result = reduce(case.proto, Planted({"n4", "n18"}), data=[case.feed], **logged)
 
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
     assert steps[0].stage == "whole" and steps[0].items == "0-23" and steps[0].size == 24
@@ -299,7 +299,7 @@ def test_unrunnable_models_are_reduced_without_data():
     model.graph.value_info.append(helper.make_tensor_value_info("u", onnx.TensorProto.FLOAT, [4]))
 
     with pytest.raises(errors.BackendError, match="Frobnicate"):
-        reduce(model, Planted({"frob"}), feeds=[{"x": models.random(4)}])
+        reduce(model, Planted({"frob"}), data=[{"x": models.random(4)}])
     for config in (ReduceConfig(inputs="declared"), ReduceConfig()):
         result = reduce(model, Planted({"frob", "e"}), config)
 
@@ -313,7 +313,7 @@ def test_other_branches_are_frozen_or_inputs(tmp_path: Path) -> None:
     check = Planted({"n5", "n7"})
     plain = reduce(case.proto, check).culprit.model
     reduction = reduced(check, output=str(tmp_path / "small.onnx"))
-    several = reduce(case.proto, check, feeds=[case.feed, {"x": models.random(8, seed=5)}]).culprit.model
+    several = reduce(case.proto, check, data=[case.feed, {"x": models.random(8, seed=5)}]).culprit.model
 
     for model in (plain, several):  # values that differ between feeds cannot be frozen
         assert {value.name for value in model.graph.input} == {"t3", "t4", "t6"}

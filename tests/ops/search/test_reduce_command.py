@@ -10,10 +10,10 @@ import pytest
 
 from tests import models
 from tests.waiting import FOR_EVER, commands_time_out_when, is_gone, until
-from trtops import errors
+from trtops import errors, reduce
 from trtops.ops.search import command as command_checks
 from trtops.ops.search.command import CommandCheck
-from trtops.ops.search.reduce import ReduceConfig, ReduceResult, reduce
+from trtops.ops.search.reduce import ReduceConfig, ReduceResult
 from trtops.system import worker
 
 PYTHON = sys.executable
@@ -28,7 +28,7 @@ def reduced(check: CommandCheck, **options: object) -> ReduceResult:
     chain = models.model(
         "(float[4] x) => (float[4] y) { [a] t = Relu(x) [b] u = Sigmoid(t) [c] v = Tanh(u) [d] y = Neg(v) }"
     )
-    return reduce(chain, check, ReduceConfig(**options), feeds=[{"x": models.random(4)}])
+    return reduce(chain, check, ReduceConfig(**options), data=[{"x": models.random(4)}])
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,18 @@ import onnx
 import pytest
 
 from tests import models
+from trtops import accuracy, precision, reduce
 from trtops.backend.base import BuildRequest
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.campaign.diff_tactics import DiffTacticsConfig, diff_tactics
 from trtops.ops.comparing.compare import compare
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.search.accuracy import AccuracyConfig, accuracy
+from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.command import CommandCheck
-from trtops.ops.search.precision import PrecisionConfig, precision
+from trtops.ops.search.precision import PrecisionConfig
 from trtops.ops.search.precision_engines import EngineWriter
-from trtops.ops.search.reduce import ReduceConfig, reduce
+from trtops.ops.search.reduce import ReduceConfig
 from trtops.ops.search.repeat import RepeatConfig, repeat
 from trtops.ops.search.submodel import ComparisonCheck, EngineRunner
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
@@ -63,7 +64,7 @@ def test_overflowing_layers_are_kept_by_layer_precisions(tmp_path: Path) -> None
     case = models.overflowing()
     config = PrecisionConfig(tolerances=LOOSE, output=str(tmp_path / "mixed.onnx"))
 
-    result = precision(case.proto, config, feeds=[case.feed], runner=EngineWriter().runner, progress=print)
+    result = precision(case.proto, config, data=[case.feed], runner=EngineWriter().runner, progress=print)
 
     print(result.keep, f"{result.checks} checks in {result.seconds:.1f} s")
     assert result.outcome == "mixed" and result.minimal
@@ -98,18 +99,18 @@ def test_nodes_that_the_parser_folds_are_kept_nowhere() -> None:
     graph.node.append(onnx.helper.make_node("Neg", ["negated"], ["computed"], "negate"))
     graph.node.append(onnx.helper.make_node("Add", ["without_bias", "computed"], [graph.output[0].name], "add"))
 
-    result = precision(case.proto, PrecisionConfig(tolerances=LOOSE), feeds=[case.feed], runner=EngineWriter().runner)
+    result = precision(case.proto, PrecisionConfig(tolerances=LOOSE), data=[case.feed], runner=EngineWriter().runner)
 
-    print(result.text())
+    print(result)
     assert result.outcome == "mixed" and {"conv1", "conv2"} <= set(result.keep)
 
 
 def test_accuracy_finds_where_fp16_overflows() -> None:
     case = models.overflowing()
 
-    marked = accuracy(case.proto, FP16, AccuracyConfig(tolerances=LOOSE), feeds=[case.feed])
+    marked = accuracy(case.proto, FP16, AccuracyConfig(tolerances=LOOSE), data=[case.feed])
 
-    print(marked.text())
+    print(marked)
     assert marked.verdict == "bad"
     # With marked outputs a convolution can compute in FP16 and write FP32: then the error disappears.
     assert marked.disappears or {marked.first, marked.first_nonfinite} <= {"c", "d", "y"}
@@ -121,11 +122,9 @@ def test_accuracy_of_an_fp32_engine_is_good(conv_engine: tuple[Path, Path]) -> N
     case = models.conv_net()
     config = dataclasses.replace(FP32, profiles=(OptimizationProfile.fixed(image=(2, 3, 8, 8)),))
 
-    result = accuracy(
-        case.proto, config, AccuracyConfig(tolerances=Tolerances(atol=1e-4, rtol=1e-3)), feeds=[case.feed]
-    )
+    result = accuracy(case.proto, config, AccuracyConfig(tolerances=Tolerances(atol=1e-4, rtol=1e-3)), data=[case.feed])
 
-    print(result.text())
+    print(result)
     assert (result.verdict, result.first, result.first_nonfinite) == ("good", None, None)
     assert {tensor.name for tensor in result.tensors} >= {"c0", "r0", "scores"}
 
@@ -135,7 +134,7 @@ def test_reduce_finds_an_overflowing_convolution(tmp_path: Path) -> None:
     check = ComparisonCheck(runner=EngineRunner(FP16), tolerances=LOOSE)
     config = ReduceConfig(output=str(tmp_path / "small.onnx"))
 
-    result = reduce(case.proto, check, config, feeds=[case.feed], progress=print)
+    result = reduce(case.proto, check, config, data=[case.feed], progress=print)
 
     assert result.verdict == "bad"
     culprit = result.culprit

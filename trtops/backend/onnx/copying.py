@@ -31,12 +31,10 @@ _ELEMENT_BITS = {
 PutTensor: TypeAlias = Callable[[TensorProto, TensorProto], None]
 
 # Fields of models, graphs, functions, nodes, attributes and sparse tensors that contain tensors at some depth.
-_TENSOR_FIELDS = frozenset(
-    (
-        *("graph", "functions", "node", "initializer", "sparse_initializer", "attribute"),
-        *("t", "tensors", "g", "graphs", "sparse_tensor", "sparse_tensors", "values", "indices"),
-    )
-)
+_TENSOR_FIELDS = frozenset((
+    "graph", "functions", "node", "initializer", "sparse_initializer", "attribute", "t", "tensors", "g", "graphs",
+    "sparse_tensor", "sparse_tensors", "values", "indices",
+))  # fmt: skip
 
 _TENSOR_ATTRIBUTES = frozenset(
     AttributeProto.AttributeType.Value(name)

@@ -61,7 +61,8 @@ def drop_outputs(model: onnx.ModelProto, patterns: Iterable[str]) -> None:
     """Remove these tensors from the outputs; names or shell patterns."""
     graph = model.graph
     outputs = list(walk.by_name(graph.output))
-    dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs]))))
+    # An input, too: it may be an output as well.
+    dropped = set(expand(patterns, list(dict.fromkeys([*tensor_names(graph), *outputs, *walk.names_of(graph.input)]))))
     if dropped.issuperset(outputs):
         raise errors.ConfigError(f"All outputs are excluded ({', '.join(outputs)}); leave at least one.")
     walk.keep_only(graph.output, lambda value: value.name not in dropped)
@@ -286,7 +287,5 @@ def set_upper_bounds(model: onnx.ModelProto, bounds: int | Mapping[str, int]) ->
         bounded = helper.make_node("Min", [before, limit], [name], name=fresh(f"{name}_bounded"))
         graph.node.insert([*graph.node].index(maker) + 1, bounded)
         if declared is not None:
-            copy_of_declaration = copying.copy_of(declared)
-            copy_of_declaration.name = before
-            graph.value_info.append(copy_of_declaration)
+            copying.add_copy(graph.value_info, declared).name = before
     return applied

@@ -44,6 +44,8 @@ class LintReport(Record):
     unchecked: tuple[str, ...]  # custom operators, and nodes whose inputs have unknown types
     entries: tuple[LintEntry, ...]  # first those about the model, then others in order of execution
     unnamed: Mapping[str, int] = field(default_factory=dict)  # places of nodes without a name, by what they are called
+    # Shapes of inputs in which the model leaves sizes open, if nodes failed while running on these.
+    assumed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -65,6 +67,9 @@ class LintReport(Record):
             )
             for entry in self.entries
         )
+        if self.assumed:
+            shapes = ", ".join(f"{name} {shape}" for name, shape in self.assumed.items())
+            counts += f"\nThe model leaves sizes open, and nodes ran with 1 for each: {shapes}. Others may pass."
         return f"{table(('level', 'found by', 'nodes', 'finding'), rows)}\n\n{counts}"
 
     def to_lint_json(self) -> dict[str, JSONValue]:

@@ -45,16 +45,17 @@ _BLOCK_ELEMENTS = 1 << 18  # temporary arrays of this size stay in the CPU's cac
 _TYPED_BY_INPUT = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike"})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Rewritten:
     """A model in lower precision. Nodes are named as by :func:`trtops.backend.onnx.walk.node_name`."""
 
     model: onnx.ModelProto = field(repr=False)
-    lowered: tuple[str, ...]  # nodes that compute in 16 bit
-    fp32_nodes: tuple[str, ...]  # nodes with floating-point inputs or outputs that stay in FP32
-    indices: tuple[str, ...]  # nodes kept because they compute indices, lengths or positions
-    too_large: tuple[str, ...]  # nodes kept because a weight exceeds the 16-bit range
-    flushed: dict[str, int]  # number of values per weight that are too small for 16 bit and became zero
+    lowered: list[str] = field(default_factory=list)  # nodes that compute in 16 bit
+    fp32_nodes: list[str] = field(default_factory=list)  # with floating-point inputs or outputs, that stay in FP32
+    indices: list[str] = field(default_factory=list)  # kept because they compute indices, lengths or positions
+    too_large: list[str] = field(default_factory=list)  # kept because a weight exceeds the 16-bit range
+    # Number of values per weight that are too small for 16 bit and became zero.
+    flushed: dict[str, int] = field(default_factory=dict)
 
 
 def convert_to_fp16(
@@ -98,15 +99,7 @@ def lower_precision(
     rewrite = _Rewrite(model, to, excluded, index_tensors(model))
     if weights is not None and is_lean(model):
         rewrite.weights_file = weights / f"{to}.data"
-    rewrite.model(model, keep_io=keep_io)
-    return Rewritten(
-        model=model,
-        lowered=tuple(rewrite.lowered),
-        fp32_nodes=tuple(rewrite.fp32_nodes),
-        indices=tuple(rewrite.indices),
-        too_large=tuple(rewrite.too_large),
-        flushed=rewrite.flushed,
-    )
+    return rewrite.run(keep_io=keep_io)
 
 
 def beyond_range(model: onnx.ModelProto, cache: CalibrationCache, to: LowPrecision) -> dict[str, tuple[str, float]]:
@@ -218,15 +211,12 @@ class _Rewrite:
         self.index_tensors = index_tensors
         self.fresh = walk.FreshNames(model.graph)
         self.renamed: dict[str, str] = {}
-        self.lowered: list[str] = []
-        self.fp32_nodes: list[str] = []
-        self.indices: list[str] = []
-        self.too_large: list[str] = []
-        self.flushed: dict[str, int] = {}
+        self.result = Rewritten(model=model)
         self.weights_file: Path | None = None
 
-    def model(self, model: onnx.ModelProto, *, keep_io: bool) -> None:
+    def run(self, *, keep_io: bool) -> Rewritten:
         """Rewrite the model in place."""
+        model = self.result.model
         self._rewrite_graph(model.graph, "", ChainMap(), {}, keep_io=keep_io)
         for node in walk.nodes(model):
             for i, name in enumerate(node.input):
@@ -237,6 +227,7 @@ class _Rewrite:
         model.ir_version = max(model.ir_version, 4)
         weights = walk.initializer_names(model.graph)
         walk.keep_only(model.graph.input, lambda value: value.name not in weights)
+        return self.result
 
     def _rewrite_graph(
         self, graph: onnx.GraphProto, name: str, outer: _Scope, outer_types: _Types, *, keep_io: bool
@@ -283,10 +274,10 @@ class _Rewrite:
         ports = self._low_ports(node, scope, types)
         read = [scope[node.input[i]] for i in ports.inputs]
         if any(tensor.weight is not None and tensor.magnitudes[0] > self.largest for tensor in read):
-            self.too_large.append(walk.node_name(node))
+            self.result.too_large.append(walk.node_name(node))
             ports = _KEPT
         if ports.outputs and any((frame.name, output) in self.index_tensors for output in node.output):
-            self.indices.append(walk.node_name(node))
+            self.result.indices.append(walk.node_name(node))
             ports = _KEPT
         reads = [i for i, name in enumerate(node.input) if name in scope]
         makes: list[int] = []
@@ -294,7 +285,7 @@ class _Rewrite:
             if name and (i in ports.outputs or types.get(name) == TensorProto.FLOAT):
                 makes.append(i)
         if reads or makes:
-            (self.lowered if ports.outputs else self.fp32_nodes).append(walk.node_name(node))
+            (self.result.lowered if ports.outputs else self.result.fp32_nodes).append(walk.node_name(node))
         for attribute, body in walk.named_bodies(node):
             inner = walk.body_scope(frame.name, node.name, node.output, attribute)
             self._rewrite_graph(body, inner, scope, types, keep_io=True)  # its inputs and outputs are those of its node
@@ -409,7 +400,7 @@ class _Rewrite:
         if tiny and flat.size == 1:  # an epsilon, which must not become zero
             lower[0] = np.copysign(np.float32(self.smallest), flat[0])
         elif tiny:
-            self.flushed[name] = tiny
+            self.result.flushed[name] = tiny
         raw = lower.tobytes()
         lowered = TensorProto(name=name, data_type=self.element, dims=tensor.weight.dims)
         if self.weights_file is not None and external.is_anchored(tensor.weight):

@@ -178,11 +178,9 @@ def _put_plausible(tensor: onnx.TensorProto, target: onnx.TensorProto) -> None:
 
 def values(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
     """The declarations of a graph's tensors by name: inputs, outputs, intermediate ones, and weights."""
-    declared: dict[str, onnx.ValueInfoProto] = {}
-    for tensor in graph.initializer:
-        value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-        declared[tensor.name] = value
-    return declared | walk.by_name((*graph.value_info, *graph.input, *graph.output))
+    declare = onnx.helper.make_tensor_value_info
+    weights = (declare(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in graph.initializer)
+    return walk.by_name((*weights, *graph.value_info, *graph.input, *graph.output))
 
 
 def element_types(graph: onnx.GraphProto) -> dict[str, int]:

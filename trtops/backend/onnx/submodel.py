@@ -25,12 +25,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
 
 _SHAPE_OPS = frozenset(("Shape", "Size"))
-_SEQUENCE_OPS = frozenset(
-    (
-        "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceMap", "SplitToSequence",
-        "Optional", "ZipMap",
-    )
-)  # fmt: skip
+_SEQUENCE_OPS = frozenset((
+    "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceMap", "SplitToSequence",
+    "Optional", "ZipMap",
+))  # fmt: skip
 # From which on weights need not be inputs too.
 _MIN_IR_VERSION = 4
 

@@ -105,7 +105,7 @@ class Lane:
         start = time.perf_counter()
         self.runner.infer(feed)
         self.cost += time.perf_counter() - start
-        self.seconds = self.runner.last_inference_time()
+        self.seconds = self.runner.inference_time
         return self.seconds
 
     def visit(self, feed: Feed) -> None:
@@ -182,7 +182,7 @@ class Measurement:
         for group in groups:
             if timings and self.budget.left <= 0:
                 break
-            log.info("Timing %d settings of ONNX Runtime, %.1f s left", len(group) + 1, max(self.budget.left, 0))
+            log.debug("Timing %d settings of ONNX Runtime, %.1f s left", len(group) + 1, max(self.budget.left, 0))
             lanes = [replace(default, samples=[], rounds=[])]
             for engine in group:
                 if self.budget.left > 0:

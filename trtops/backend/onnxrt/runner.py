@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from trtops.backend.onnxrt.inference import Inference
 
 
-_DATATYPE_NAMES = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64", "FLOAT4E2M1": "FLOAT4"}
-
-
 class OnnxrtRunner(BaseRunner):
     """Runs inference in an ONNX Runtime session; several threads may infer at once.
 
@@ -137,12 +134,14 @@ def _infer_once(source: Callable[[], ort.InferenceSession], feed: Feed | None) -
 
 def _tensor_spec(node: ort.NodeArg) -> TensorSpec:
     """A session's input or output; sequences and maps have neither dtype nor shape."""
+    from trtops.backend.onnx.messages import TensorProto
+    from trtops.backend.onnx.model import data_type
+
     kind = node.type.removeprefix("optional(")  # passed like the tensor inside
     if not kind.startswith("tensor("):
         return TensorSpec(node.name)
-    element = kind.removeprefix("tensor(").rstrip(")").upper()
-    shape = tuple(node.shape) if kind == node.type else None
-    return TensorSpec(node.name, DataType.__members__.get(_DATATYPE_NAMES.get(element, element)), shape)
+    element = TensorProto.DataType.Value(kind.removeprefix("tensor(").rstrip(")").upper())
+    return TensorSpec(node.name, data_type(element), tuple(node.shape) if kind == node.type else None)
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,7 @@ TACTICS: tuple[Tactic, ...] = (
         ops=("Gelu", "BiasGelu"),
     ),
     Tactic(  # activations of products with quantized weights rounded to 8 bits, which is off by up to about 1e-2
-        "MatMulNBitsInt8",
-        default=False,
-        exact=False,
-        config=((_ACCURACY_OF_NBITS, "4"),),
-        ops=("MatMulNBits",),
+        "MatMulNBitsInt8", default=False, exact=False, config=((_ACCURACY_OF_NBITS, "4"),), ops=("MatMulNBits",)
     ),
 )
 

@@ -1,7 +1,7 @@
 """Inference with ONNX's own reference implementation, for golden outputs without any optimizer.
 
-Plugins with the name of an ONNX operator (such as ``InstanceNormalization``) are computed as ONNX defines the operator;
-others are refused.
+Plugins with the name of an ONNX operator (such as ``InstanceNormalization``) are computed as ONNX defines the operator,
+others as a script registers them (:func:`trtops.backend.pluginref.references.register`).
 """
 
 import time
@@ -11,7 +11,9 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed, ValueOrCallable
+from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import tensor_spec
+from trtops.backend.pluginref.references import operators_of
 from trtops.func import value_of
 from trtops.metadata import TensorMetadata
 
@@ -36,7 +38,7 @@ class PluginRefRunner(BaseRunner):
 
             model = gs.export_onnx(model)
         try:
-            self._evaluator = ReferenceEvaluator(model)
+            self._evaluator = ReferenceEvaluator(model, new_ops=operators_of(list(walk.nodes(model))))
         except Exception as exc:  # of many kinds, some of them onnx's own without a base class
             message = f"The model does not have a reference implementation registered! ONNX reports: {exc}"
             raise errors.UnsupportedFeatureError(f"{message}. Use another runner.") from exc

@@ -12,6 +12,7 @@ from trtops.backend.trt.building.engine import EngineBytesFromNetwork as EngineB
 from trtops.backend.trt.building.engine import EngineFromBytes as EngineFromBytes
 from trtops.backend.trt.building.engine import EngineFromNetwork as EngineFromNetwork
 from trtops.backend.trt.building.engine import EngineFromPath as EngineFromPath
+from trtops.backend.trt.building.engine import FileReader as FileReader
 from trtops.backend.trt.building.engine import LoadPlugins as LoadPlugins
 from trtops.backend.trt.building.engine import LoadRuntime as LoadRuntime
 from trtops.backend.trt.building.engine import OnnxLikeFromNetwork as OnnxLikeFromNetwork
@@ -61,4 +62,3 @@ from trtops.backend.trt.infer.runner import TrtRunner as TrtRunner
 from trtops.backend.trt.library import get_trt_logger as get_trt_logger
 from trtops.backend.trt.library.device import Gpu as Gpu
 from trtops.backend.trt.library.device import current_gpu as current_gpu
-from trtops.backend.trt.library.file_reader import FileReader as FileReader

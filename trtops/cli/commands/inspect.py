@@ -8,11 +8,11 @@ from trtops.backend import trt
 from trtops.backend.common import save_bytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
-from trtops.cli.jobs import Job, command, no_verdict, op_job
-from trtops.cli.logs import log_line, say, say_json, say_report, say_result
+from trtops.cli.jobs import Job, Store, command, no_verdict, op_job
+from trtops.cli.logs import log_line, on_brief_terminal, say, say_json, say_report, say_result
 from trtops.cli.script import given, product
 from trtops.errors import ConfigError
-from trtops.tracking.records import RUN_PREFIX
+from trtops.tracking.records import RUN_PREFIX, may_be_run_id
 
 
 @command(
@@ -63,7 +63,8 @@ def capability(args: Options) -> Job:
     partition, path, exit_on_bad = bool(args.with_partitioning), f"{args.output}/results.txt", bool(args.exit_on_bad)
 
     def code(report: Any) -> int:
-        save_bytes(f"{report.text()}\n".encode(), path)
+        if not report.supported:
+            save_bytes(f"{report.text()}\n".encode(), path)
         return int(exit_on_bad and not report.supported)
 
     return op_job(
@@ -115,31 +116,36 @@ def run(args: Options) -> Job:
 
 
 @command(
-    Group("record", flag("tactic_replay", "the file", file="reads")),
+    Group("record", flag("tactic_replay", "a file, or run:ID", file="reads")),
     groups.JSON,
-    examples=("trtops inspect tactics replay.json",),
+    groups.STORE,
+    examples=("trtops inspect tactics replay.json", "trtops inspect tactics run:8d6e3f1a"),
 )
 def tactics(args: Options) -> Job:
     """Show a tactic record: the tactic of each layer. Reads records of trtops, and Polygraphy's replay files."""
-    return op_job(args, "inspect_tactics", args.tactic_replay, show=say_report)
+    source = args.tactic_replay
+    store: Store = "reads" if source.startswith(RUN_PREFIX) else "none"
+    return op_job(args, "inspect_tactics", source, store=store, show=say_report)
 
 
 @command(
     Group(
         "builds",
-        flag("records*", "a good record and a bad one, as --good and --bad", file="reads"),
+        flag("records*", "runs, as --runs, or a good record and a bad one", shown="RUN|RECORD", file="reads"),
         flag("--dir FOLDER", "a folder with good/ and bad/ in it"),
         flag("--of-experiment NAME", "all evaluated builds of an experiment in the store"),
     ),
     configs.config_flags("builds", "DiffTacticsConfig", skip="experiment folder also"),
     groups.TRACKING,
     groups.JSON,
-    examples=("trtops inspect diff-tactics --dir replays", "trtops debug diff-tactics good.json bad.json"),
+    examples=("trtops inspect diff-tactics 8d6e3f1a", "trtops debug diff-tactics good.json bad.json"),
 )
 def diff_tactics(args: Options) -> Job:
     """Find the tactic that makes builds bad, from good and bad tactic records, or from runs of the store."""
-    sources: dict[str, str | None] = {"experiment": args.of_experiment, "folder": args.dir}
-    if args.records:
+    sources: dict[str, Any] = {"experiment": args.of_experiment, "folder": args.dir}
+    if args.records and all(map(may_be_run_id, args.records)):
+        sources["runs"] = tuple(args.records)
+    elif args.records:
         if (
             len(args.records) != 2
             or getattr(args, "DiffTacticsConfig.good", None)
@@ -159,8 +165,9 @@ def diff_tactics(args: Options) -> Job:
 
 
 def _show_difference(result: Any, store: str | None) -> None:
-    # Polygraphy's lines first, which scripts search for.
-    say("\n".join(f"[I] {line}" for line in result.difference_lines()))
+    for line in () if on_brief_terminal() else result.difference_lines():  # Polygraphy's, which scripts search for
+        indented = line.replace("\n", "\n    ")
+        say(f"[I] {indented}")
     say_result(result, store)
 
 
@@ -182,7 +189,11 @@ def engines(args: Options) -> Job:
     """
     config = configs.make(args, "InspectEnginesConfig", a=args.a, b=args.b)
     stored = not all(Path(source).suffix for source in (args.a, args.b))
-    return op_job(args, "inspect_engines", config, store="reads" if stored else "optional", code=no_verdict)
+
+    def show(result: Any, store: str | None) -> None:
+        say_result(result, store, with_page=True)
+
+    return op_job(args, "inspect_engines", config, store="reads" if stored else "optional", show=show, code=no_verdict)
 
 
 _MODES = {"none": (), "basic": ("layers",), "attrs": ("layers", "attrs"), "full": ("layers", "attrs", "weights")}

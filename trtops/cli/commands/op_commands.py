@@ -9,13 +9,13 @@ from trtops import ops
 from trtops.cli import configs, groups
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job, tracker
-from trtops.cli.logs import say, say_ending, say_page
+from trtops.cli.logs import on_brief_terminal, say, say_progress
 from trtops.cli.script import call
 from trtops.tables import counted
 from trtops.tracking.records import RUN_PREFIX
 
 if TYPE_CHECKING:
-    from trtops.ops.triaging.result import Step, TriageResult
+    from trtops.ops.triaging.result import Step
 
 
 @command(
@@ -45,33 +45,27 @@ def build_list(args: Options) -> Job:
 
 @command(
     groups.ONNX_MODEL,
-    configs.config_flags("calibration", "CalibrateConfig", {"output": "-o --output"}, skip="check build data"),
+    configs.config_flags("calibration", "CalibrateConfig", {"output": "-o --output"}, skip="check build"),
     configs.QUANTIZING,
     groups.TRACKING,
     groups.PROFILE,
     configs.BACKEND,
-    Group(
-        "evaluation",
-        flag("--check-data PATH", "data to evaluate engines with, best held-out data (default: the calibration data)"),
-        groups.STATISTICS,
-    ),
+    Group("evaluation", groups.STATISTICS),
     configs.config_flags("evaluation", "CalibrateConfig", skip="build data output samples batch min_samples"),
-    groups.SOURCE,
+    groups.SOURCE.without("--val-range"),
     groups.SPEC.without("--int8"),
-    examples=("trtops calibrate model.onnx --load-inputs images.json -o int8.cache --experiment resnet50",),
+    examples=("trtops calibrate model.onnx --calibration-data images.npz --load-inputs held_out.npz -o int8.cache",),
 )
 def calibrate(args: Options) -> Job:
     """Find INT8 ranges from real data, and compare INT8 with other precisions.
 
     The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
     """
-    data = configs.data_source(args)
-    if data is None:
-        raise UsageError("calibration needs real data: use --load-inputs or --data-loader-script")
     args.int8 = True
     build = configs.build_config(args, args.backend or "onnxruntime")
-    check = configs.check_values(args) | {"check.data": args.check_data}
-    config = configs.make(args, "CalibrateConfig", check, data=data, build=build)
+    config = configs.make(args, "CalibrateConfig", configs.check_values(args), build=build)
+    if config.calibration_data is None and config.check.data is None:
+        raise UsageError("calibration needs real data: use --calibration-data, --load-inputs or --data-loader-script")
     return op_job(args, "calibrate", args.model_file, config, store="temporary", progress=("Calibrating", "samples"))
 
 
@@ -209,7 +203,7 @@ def report(args: Options) -> Job:
     ),
     configs.config_flags("measuring", "SensitivityConfig", skip="data"),
     groups.TRACKING,
-    groups.SOURCE,
+    groups.SOURCE.without("--val-range"),
     examples=("trtops sensitivity model.onnx --calibration-cache int8.cache --load-inputs images.json --budget 0.01",),
 )
 def sensitivity(args: Options) -> Job:
@@ -268,21 +262,12 @@ def triage(args: Options) -> Job:
         args.model_file,
         config,
         store="optional",
-        show=_show,
         progress=None if getattr(args, "json", None) else _say_step,
     )
 
 
 def _say_step(step: Step) -> None:
-    if not step.answer:
-        say(step.asks)
-        return
-    say(f"  {step.answer} ({counted(step.builds, 'build')}, {step.seconds:.1f} s)")
-    for line in step.evidence:
-        say(f"  - {line}")
-
-
-def _show(result: TriageResult, store: str | None) -> None:
-    say("")
-    say_page("\n".join(result.summary()))
-    say_ending(result, store)
+    if step.answer:
+        say_progress(f"{step.asks} {step.answer} ({counted(step.builds, 'build')}, {step.seconds:.1f} s)")
+    elif on_brief_terminal():
+        say_progress(step.asks)

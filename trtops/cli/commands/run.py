@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from trtops import comparator, ops
 from trtops.backend import common, onnx, onnxrt, pluginref, trt
+from trtops.backend.loader import BaseLoader
 from trtops.cli import groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, store_of, tracker
-from trtops.cli.logs import say, say_ending
+from trtops.cli.logs import say, say_result
 from trtops.cli.script import Call, Source, call, given, product, quoted
 from trtops.extras import require
 from trtops.patterns import expand
-from trtops.tables import counted
 
 if TYPE_CHECKING:
     from trtops.ops.comparing.run import RunConfig
@@ -50,7 +50,12 @@ RUNNING = Group(
     flag("--use-subprocess", "run each runner in its own child process"),
     flag("--sequential-runners", "one runner at a time", idle="runners never share memory"),
     flag("--save-inputs --save-input-data PATH", "where to save the inputs"),
-    flag("--save-input-blob FOLDER", "where to save the inputs as raw bytes"),
+    flag(
+        "--save-input-blob FOLDER?",
+        "where to save the inputs as raw bytes (default: this folder)",
+        value=".",
+        single=lambda word: "." if os.path.isfile(word) else None,
+    ),
     flag("--save-outputs --save-results PATH", "where to save the outputs"),
     flag("--save-layer-outputs PATH", "as --mark-all --save-outputs PATH"),
     flag("--save-engine FILE", "where to save the TensorRT engine"),
@@ -211,23 +216,18 @@ def _running_job(args: Options, work: Work, line: str) -> Job:
             experiment=experiment,
             params={"command": line},
         )
-        for name, count, mean in zip(result.runners, result.iterations, result.mean_ms):
-            shown = f", {mean:.4g} ms each" if mean is not None else ""
-            say(f"{name}: {counted(count, 'iteration')}{shown}")
-        if result.reasons:
-            say("\n".join(result.reasons))
-        if experiment is not None:
-            say_ending(result, store_address)
+        say_result(result, store_address)
         return 0 if result.verdict == "good" else 1
 
     return run
 
 
 def _check_libraries(runners: list[Call]) -> None:
-    functions = [runner.function for runner in runners]
-    if onnxrt.OnnxrtRunner in functions:
+    # By name: naming the classes themselves would import each back end.
+    names = {getattr(runner.function, "__name__", "") for runner in runners}
+    if "OnnxrtRunner" in names:
         require("onnxruntime")
-    if trt.TrtRunner in functions:
+    if "TrtRunner" in names:
         from trtops.backend.trt import library
 
         library.load()
@@ -239,8 +239,9 @@ def _sharing_model(runners: list[Call]) -> list[Call]:
     serialize: Any = None
     for runner in runners:
         session = runner.args[0]
-        if isinstance(session, onnxrt.SessionFromOnnx) and isinstance(session.model_bytes, onnx.BytesFromOnnx):
-            serialize = serialize or functools.cache(session.model_bytes)
+        data = getattr(session, "model_bytes", None)
+        if isinstance(data, BaseLoader) and isinstance(data, onnx.BytesFromOnnx):  # a path needs no import of onnx
+            serialize = serialize or functools.cache(data)
             runner = replace(runner, args=(replace(session, model_bytes=serialize),))
         shared.append(runner)
     return shared
@@ -273,13 +274,10 @@ def _runner(args: Options, kind: str, word: str | None) -> Call:
         name = None if kind == "pluginref" else "onnx-reference"
         graph = onnx.GsFromOnnx(loading.onnx_model(args))  # Polygraphy's runner, too, runs a generated script's graph
         return call(pluginref.PluginRefRunner, graph, name=name)
-    level = args.graph_optimization_level
-    level = level and ("ORT_DISABLE_ALL" if level == "disable" else f"ORT_ENABLE_{level.upper()}")
     source: Any = args.model_file
     if kind_of_model != "onnx" or loading.wants_onnx_changes(args):
         source = onnx.BytesFromOnnx(loading.onnx_model(args))
-    session = given(providers=list(args.providers) if args.providers else None, graph_optimization_level=level)
-    return call(onnxrt.OnnxrtRunner, onnxrt.SessionFromOnnx(source, **session))
+    return call(onnxrt.OnnxrtRunner, onnxrt.SessionFromOnnx(source, **loading.session_options(args)))
 
 
 # --- --gen-script ---------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The commands of ``trtops runs``."""
 
+import textwrap
 import time
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from trtops.cli import configs, groups
 from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, direct_command, no_verdict, op_job, tracker
-from trtops.cli.logs import say, say_ending, say_json, say_table
+from trtops.cli.logs import say, say_json, say_result, say_table
 from trtops.terminal import one_line
 from trtops.tracking.records import RUN_PREFIX, EngineQuery
 from trtops.tracking.schema import KINDS, Tag
@@ -38,6 +39,7 @@ _FILTERS = Group(
     flag("--tag NAME=VALUE+", "only with all of these tags", convert=tag),
 )
 _READ = (groups.STORE, groups.JSON)
+_WIDTH_OF_VALUES = 56  # characters for the values of runs side by side; longer ones are below the table
 _RECENT = 300 * 86400.0  # seconds within which lists name no year
 
 
@@ -105,7 +107,8 @@ def _show_list(rows: list[Any], best: str) -> None:
         value = () if row.value is None else (f"{row.value:.6g}",)
         cells.append((row.id[:8], row.experiment, row.kind, row.verdict or row.status, *value, started, row.name))
     measured = (best,) if best else ()
-    say_table(("run", "experiment", "kind", "verdict", *measured, "started", "name"), cells)
+    columns = ("run", "experiment", "kind", "verdict", *measured, "started", "name")
+    say_table(columns, cells, expendable=("kind", "experiment", "started"))
 
 
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))
@@ -125,19 +128,36 @@ def board(args: Options) -> Job:
 
     Models that are not good come first. Exits with 1 if there is one.
     """
-    return op_job(args, "board", nights=args.nights, output=args.output, store="reads")
+
+    def show(result: Any, store: str | None) -> None:
+        expendable = ("last", "machine", "change", "device", "back end", "nights")
+        say_table(result.table().columns, result.table().rows, expendable)
+        say_result(result, store)
+
+    return op_job(args, "board", nights=args.nights, output=args.output, store="reads", show=show)
 
 
 @command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",))
 def compare(args: Options) -> Job:
     """Show params and numbers of runs side by side, where they differ."""
-    header = ("", *(run.removeprefix(RUN_PREFIX)[:8] for run in args.runs))
+    ids = [run.removeprefix(RUN_PREFIX)[:8] for run in args.runs]
 
     def show(lines: Any, store: str | None) -> None:
-        if lines:
-            say_table(header, ((line.name, *(value or "-" for value in line.values)) for line in lines))
-        else:
+        if not lines:
             say("Nothing differs.")
+            return
+        longest = max(_WIDTH_OF_VALUES // len(ids) - 2, 8)
+        sentences = [line for line in lines if max(map(len, line.values)) > longest]
+        rows = [(line.name, *(value or "-" for value in line.values)) for line in lines if line not in sentences]
+        say_table(("", *ids), rows)
+        for line in sentences:
+            say(f"\n{line.name}")
+            for run_id, value in zip(ids, line.values):
+                say(
+                    textwrap.fill(
+                        one_line(value or "-"), 80, initial_indent=f"  {run_id}  ", subsequent_indent=" " * 12
+                    )
+                )
 
     return op_job(args, "side_by_side", tuple(args.runs), store="reads", show=show)
 
@@ -200,16 +220,7 @@ def audit(args: Options) -> Job:
     )
     if not (config.runs or config.experiment or config.tags or config.accepted or config.sample or config.log):
         raise UsageError("give ids of runs, or --experiment NAME, --accepted, --sample N or --log HEAD")
-    return op_job(args, "audit", config, store="reads", show=_show_audit, progress=("Auditing", "runs"))
-
-
-def _show_audit(result: Any, store: str | None) -> None:
-    for run in result.runs:
-        lines = (f"{run.id} {run.name}: {run.headline(result.at_least)}", *run.details())
-        say("\n    ".join(map(one_line, lines)))
-    say("\n".join(map(one_line, result.log.lines())))
-    say(f"{result.headline}; the audit is run {result.run_id}")
-    say_ending(result, store)
+    return op_job(args, "audit", config, store="reads", progress=("Auditing", "runs"))
 
 
 @command(
@@ -288,14 +299,13 @@ def resolve(args: Options) -> int:
     Group(
         "run",
         flag("run", "a proof of `trtops debug prove`"),
-        flag("--always", "for builds with any limits (default: with those of the proof, if its user gave them)"),
     ),
     *_READ,
-    examples=("trtops runs deny 8d6e3f1a", "trtops runs deny 8d6e3f1a --always", "trtops runs list --kind deny"),
+    examples=("trtops runs deny 8d6e3f1a", "trtops runs list --kind deny"),
 )
 def deny(args: Options) -> Job:
     """Put a confirmed culprit on the deny-list, which later builds on the same device and release respect."""
-    return op_job(args, "deny", args.run, always=bool(args.always), store="reads")
+    return op_job(args, "deny", args.run, store="reads")
 
 
 @command(

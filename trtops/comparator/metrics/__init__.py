@@ -34,9 +34,9 @@ from trtops.comparator.metrics.frontier import Frontier
 from trtops.comparator.metrics.quantiles import measure_in_one_pass
 from trtops.comparator.metrics.rows import likely_axis
 from trtops.comparator.metrics.totals import Totals, largest_finite
-from trtops.comparator.table import RECORDED, Metric, with_fields
+from trtops.comparator.table import METRICS, Metric, with_fields
 from trtops.metadata import STANDS_FOR_INFINITY
-from trtops.record import Record
+from trtops.record import Config, Record
 
 QUANTILES = (0.9, 0.99, 0.999)  # levels that are always recorded
 
@@ -57,7 +57,7 @@ class Quantile(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelErrors(Record):
+class ChannelErrors(Config):
     """Errors of each channel along an axis, in the output's own unit: measured ones, or limits of them.
 
     NaN in an error makes both of its channel's numbers NaN, and no limit allows them.
@@ -69,7 +69,7 @@ class ChannelErrors(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-@with_fields({metric.name: "" for metric in RECORDED})
+@with_fields({metric.name: "" for metric in METRICS})
 class OutputStatistics(Record):
     """How far one output is from its reference; enough to evaluate it again under any tolerances.
 
@@ -218,7 +218,7 @@ def measure(
         medians, *orders = measure_in_one_pass(flat, differ, total, levels) or [(math.nan, math.nan)]
         total.abs.median, total.rel.median = medians
         measured: dict[str, Any] = {}
-        for m in RECORDED:
+        for m in METRICS:
             if m.name not in left_out or m.name.startswith("median_"):
                 measured[m.name] = from_arrays(m, arrays, class_axis) if m.from_arrays else m.measure(total, ())
     statistics = OutputStatistics(
@@ -251,7 +251,7 @@ def _left_out(metrics: Collection[str] | None) -> list[str]:
     if metrics is None:
         return []
     names = [] if "frontier" in metrics else ["frontier"]
-    names += [metric.name for metric in RECORDED if metric.from_arrays and metric.name not in metrics]
+    names += [metric.name for metric in METRICS if metric.from_arrays and metric.name not in metrics]
     return names if "median_abs" in metrics else [*names, "median_abs", "median_rel"]
 
 

@@ -3,13 +3,10 @@
 import numpy as np
 
 from trtops import errors
-from trtops.comparator.arrays import Array, holds_strings
+from trtops.comparator.arrays import Array, holds_strings, is_floating
 
 # Replaces a floating-point zero in the denominator of a relative error, as in Polygraphy.
 EPSILON = 2.220446049250313e-16
-
-# Dtypes of ml_dtypes, which do not have the kind "i".
-_SMALL_INTEGERS = {"int4", "uint4", "int2", "uint2"}
 
 # Elements that are read at a time, so that temporary arrays stay in the cache.
 BLOCK = 1 << 15
@@ -70,9 +67,8 @@ def difference_of(a: Array, b: Array, infinities_equal: bool, nans_equal: bool) 
         )
     if text and _holds_bytes(a) != _holds_bytes(b):
         raise errors.ComparisonError("The output and its reference are text with bytes; decode the bytes first.")
-    floating = not text and (b.dtype.kind == "f" or (b.dtype.kind == "V" and b.dtype.name not in _SMALL_INTEGERS))
     wide = a.dtype.kind in "iu" and b.dtype.kind in "iu" and max(a.dtype.itemsize, b.dtype.itemsize) == 8
-    return Difference(floating, wide, text, infinities_equal, nans_equal)
+    return Difference(is_floating(b), wide, text, infinities_equal, nans_equal)
 
 
 def _holds_bytes(array: Array) -> bool:

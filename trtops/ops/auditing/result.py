@@ -192,6 +192,20 @@ class AuditResult(OpResult):
             reasons.append(f"{run.name} {run.id[:8]}: {problem}".strip())
         return tuple(reasons)
 
+    @property
+    def figures(self) -> str:
+        """The head of the store's log, to be kept."""
+        return self.log.head and f"the log's head is {self.log.head}"
+
+    def overview(self) -> Table | None:
+        """Return a row for each run, those that do not pass first."""
+        rows = []
+        for run in sorted(self.runs, key=lambda run: run.passes(self.at_least)):
+            counts = str(run.files), str(len(run.contradictions))
+            rows.append((run.id[:8], run.answer(self.at_least), run.grade or "-", *counts, run.name))
+        columns = ("run", "answer", "rebuilt with", "files", "contradictions", "name")
+        return Table(columns=columns, rows=tuple(rows)) if rows else None
+
     def sections(self) -> Iterable[Section]:
         """Grades, a table of the runs, and details of each; those of passing runs are folded."""
         rows = []

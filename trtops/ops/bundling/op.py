@@ -87,6 +87,21 @@ class BundleResult(OpResult):
         """The reproduced verdict."""
         return f"reproduces {self.repeats}{'' if self.printed else ', not tried here'}"
 
+    @property
+    def verdict_text(self) -> str:
+        """The reproduced verdict: the bundle itself is neither good nor bad."""
+        return self.headline
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """Inputs that are missing from the run, with what is used instead."""
+        return self.missing
+
+    @property
+    def figures(self) -> str:
+        """The file, and its use."""
+        return f"{self.path}, {size(self.size)}; unpack it and run `python reproduce.py`"
+
     def body(self) -> Iterable[str]:
         """Path, members, and output of the script."""
         yield f"`{self.path}`, {size(self.size)}, SHA-256 `{self.sha256}`. Unpack it and run `python reproduce.py`."

@@ -1,6 +1,7 @@
 """What campaigns and their iterations state about each other."""
 
 import contextlib
+import json
 from itertools import chain
 
 from trtops import errors
@@ -9,7 +10,7 @@ from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import DebugBuildResult
 from trtops.ops.evaluation.audit_facts import data_facts
 from trtops.ops.facts import NOTHING, Facts, SharedReads
-from trtops.record import canonical_json, sha256_file
+from trtops.record import canonical_json, digest, sha256_file
 from trtops.spec import BuildSpec
 from trtops.tactics.table import CampaignTable
 from trtops.tracking import campaigns
@@ -31,10 +32,15 @@ def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     facts.tag("verdict", Tag.VERDICT, Artifact.CAMPAIGN_RESULT, result.verdict)
     children = shared.tracker.find(parent=info.id, tags={Tag.KIND: "iteration"})
     _compare_iterations(table, children, facts)
-    config = DebugBuildConfig.from_json(run.read_bytes(Artifact.CAMPAIGN))
-    facts.tag("config of the campaign", Tag.SPEC_SHA256, Artifact.CAMPAIGN, config.digest, NOTHING)
+    # Compared as it was written: earlier releases wrote 0 for 0.0, and a config reads both as 0.0.
+    stored_config = json.loads(run.read_bytes(Artifact.CAMPAIGN))
+    config = DebugBuildConfig.from_dict(stored_config)
+    facts.tag("config of the campaign", Tag.SPEC_SHA256, Artifact.CAMPAIGN, digest(stored_config), NOTHING)
     materials = data_facts(run, config.build, shared, facts)
-    values = {Artifact.CAMPAIGN: canonical_json(config.check), Artifact.MATERIALS: canonical_json(materials.check)}
+    values = {
+        Artifact.CAMPAIGN: canonical_json(stored_config["check"]),
+        Artifact.MATERIALS: canonical_json(materials.check),
+    }
     facts.add("how builds are evaluated", values)
     model = shared.model(run)
     facts.tag("model", Tag.MODEL_SHA256, "the content of the model file", model and model.sha256)

@@ -10,12 +10,7 @@ from dataclasses import replace
 
 from trtops import errors
 from trtops.ops.arguments import checked_arguments
-from trtops.ops.campaign.bisect_result import (
-    BisectConfig,
-    BisectPlan,
-    BisectResult,
-    Unit,
-)
+from trtops.ops.campaign.bisect_result import BisectConfig, BisectPlan, BisectResult, Unit
 from trtops.ops.campaign.bisect_session import BisectSession
 from trtops.ops.campaign.bisection_planner import have_all, most_alike
 from trtops.ops.campaign.config import Campaign
@@ -100,7 +95,7 @@ def bisect(
         op = OpRun(parent, tracker, campaign.experiment)
         result = op.recorded(session.run())
         if (entry := _denied(result, mixture, campaigns.load_table(tracker, campaign.run_id))) is not None:
-            parent.log_json(replace(entry, **builder.denial_scope(mixture.bad)), schema.Artifact.DENIED)
+            parent.log_json(entry, schema.Artifact.DENIED)
             # As of a proof, so that the deny-list takes it.
             parent.set_tags({schema.Tag.PROOF: "confirmed"})
         counts = {"builds": len(result.trials), "units": result.units}
@@ -128,12 +123,7 @@ def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scr
 
 
 def _plan_pair(
-    tracker: Tracker,
-    campaign: Campaign,
-    run: str,
-    bad: str | None,
-    config: BisectConfig,
-    held_units: tuple[Unit, ...],
+    tracker: Tracker, campaign: Campaign, run: str, bad: str | None, config: BisectConfig, held_units: tuple[Unit, ...]
 ) -> tuple[BisectPlan, Mixture]:
     """The two builds to mix."""
     table = campaigns.load_table(tracker, campaign.run_id)

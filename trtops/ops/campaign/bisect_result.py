@@ -245,6 +245,16 @@ class BisectResult(OpResult):
         failures = f" {failed} of them could not be built as requested." if failed else ""
         return f"{builds} were too few to decide.{failures} Give a larger budget, or another pair of builds."
 
+    @property
+    def verdict_text(self) -> str:
+        """The outcome of the search."""
+        return self.outcome
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """How it ended."""
+        return (self.summary,)
+
     def body(self) -> Iterable[str]:
         """The summary, the culprits, and every build."""
         yield self.summary

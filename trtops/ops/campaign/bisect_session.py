@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trtops.ops.campaign.bisect_result import (
-    AddedErrors,
-    BisectCulprit,
-    BisectPlan,
-    BisectResult,
-    Contribution,
-    Trial,
-)
+from trtops.ops.campaign.bisect_result import AddedErrors, BisectCulprit, BisectPlan, BisectResult, Contribution, Trial
 from trtops.ops.campaign.iteration import CampaignBuilder, errors_of, tested_aspect, verdict_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.result import OnProgress

@@ -19,20 +19,10 @@ Until: TypeAlias = int | Literal["good", "bad", "decided"]
 
 
 # What only decides when a campaign ends, and where and how many at a time its builds are made.
-_FREE_FIELDS = frozenset(
-    [
-        "until",
-        "max_iterations",
-        "max_minutes",
-        "bisect",
-        "complete",
-        "clean_builds",
-        "confidence",
-        "parallel",
-        "devices",
-        "timeout_seconds",
-    ]
-)
+_FREE_FIELDS = frozenset((
+    "until", "max_iterations", "max_minutes", "bisect", "complete", "clean_builds", "confidence", "parallel", "devices",
+    "timeout_seconds",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +82,7 @@ class DebugBuildConfig(Config):
 
     def __post_init__(self) -> None:
         if self.command is not None:
-            used = "data input_shapes iterations seed min_precision_share"
+            used = "data input_shapes iterations seed val_range min_precision_share"
             golden = " golden" * self.command.wants("{golden}")
             refuse_unused(self, {"check": used + golden}, op="debug_build with a command")
         if isinstance(self.until, str) and self.until not in ("good", "bad", "decided"):

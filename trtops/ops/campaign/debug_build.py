@@ -37,6 +37,7 @@ from trtops.system.allowed import check_command
 from trtops.system.locks import held
 from trtops.system.processes import temporary_prefix
 from trtops.system.worker import close_workers
+from trtops.tables import counted
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
 from trtops.tracking import builds, campaigns, schema
@@ -111,14 +112,26 @@ class DebugBuildResult(OpResult):
             return NextStep.after(options, "triage", {"model": self.subject, "experiment": self.experiment})
         return super().next_step
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The culprits, or how the last mixtures or the diff ended."""
+        if self.confirmed:
+            return self.confirmed
+        return (self.bisections[-1].summary if self.bisections else self.diff.summary,)
+
+    @property
+    def figures(self) -> str:
+        """The number of builds of each kind."""
+        mixed = f", and {counted(self.mixtures, 'mixture')} of a good and a bad one" if self.bisections else ""
+        unproven = f", {self.unproven} unproven (they count as good here)" if self.unproven else ""
+        outcomes = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung{unproven}"
+        return f"{counted(self.iterations, 'build')}: {outcomes}{mixed}"
+
     def body(self) -> Iterable[str]:
         """The number of builds of each kind, the culprits, every bisection, and the diff's page."""
-        mixed = f" In addition {self.mixtures} mixtures of a good and a bad one." if self.bisections else ""
-        unproven = f", {self.unproven} unproven (they count as good here)" if self.unproven else ""
-        counted = f"{self.good} good, {self.bad} bad, {self.errors} crashed or hung{unproven}."
+        yield from (f"{self.figures}.", "")
         if self.drawn:
-            counted += f" Tactics of {self.drawn} were drawn at random; timing may never choose them."
-        yield from (f"{self.iterations} builds: {counted}{mixed}", "")
+            yield from (f"Tactics of {self.drawn} were drawn at random; timing may never choose them.", "")
         for text in self.confirmed:
             yield f"**Culprit**: {text}"
         if self.confirmed:

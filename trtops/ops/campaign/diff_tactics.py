@@ -80,6 +80,22 @@ class DiffTacticsResult(OpResult):
         """The diff's conclusion."""
         return self.diff.conclusion
 
+    @property
+    def verdict_text(self) -> str:
+        """The conclusion: a diff evaluates no build."""
+        return self.headline
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The conclusion in sentences."""
+        return (self.diff.summary,)
+
+    @property
+    def figures(self) -> str:
+        """The number of builds."""
+        skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
+        return f"{self.diff.good} good builds, {self.diff.bad} bad{skipped}"
+
     def difference_lines(self) -> Iterator[str]:
         """The plain difference between good and bad builds, in Polygraphy's lines."""
         yield f"Loaded {self.diff.good} good tactic replays."

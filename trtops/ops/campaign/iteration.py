@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import shlex
 import shutil
 import tempfile
 import threading
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine
@@ -20,7 +19,7 @@ from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import Tolerances
 from trtops.comparator.results import RunResults
 from trtops.json import save_json
-from trtops.next_step import NextStep, arguments_of, limits_text
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.campaign.config import Campaign, TacticRequest
 from trtops.ops.devices import warm_backend
 from trtops.ops.engines.request import CommandData, read_cache_file
@@ -95,6 +94,21 @@ def iterate_once(campaign: Campaign, number: int, *, tracker: Tracker) -> Campai
 
 
 @dataclass(frozen=True)
+class EvaluationCase:
+    """What the builds of a campaign are compared with, as a child process needs it."""
+
+    model: Model
+    check: CheckConfig
+    build: BuildConfig
+    golden: str  # path of the golden outputs
+    calibration: bytes | None = None
+
+    def feeds(self) -> Feeds:
+        """Open the check's data."""
+        return self.check.open_for(self.model, profiles=self.build.profiles)
+
+
+@dataclass(frozen=True)
 class CampaignBuilder:
     """Makes the builds of a campaign; ``evaluate`` is the Python callable that evaluates engines, if one does."""
 
@@ -108,36 +122,25 @@ class CampaignBuilder:
         with op_run(self.tracker, experiment, name, kind="iteration", tags=tags, parent=parent) as op:
             return self._build_in(op.run, requested)
 
-    @property
-    def check_name(self) -> str:
-        """The command or Python callable that evaluates engines, as text; empty for a comparison of outputs."""
-        if self.evaluate is not None:
-            function = self.evaluate if hasattr(self.evaluate, "__qualname__") else type(self.evaluate)
-            return f"{function.__module__}.{function.__qualname__}"
-        command = self.campaign.config.command
-        return "" if command is None else shlex.join(command.command)
-
-    def denial_scope(self, bad: StoredRun) -> dict[str, Any]:
-        """The scope of a denied tactic, as fields of DeniedTactic, from a build made bad by it.
-
-        Without fields, it is for all: the model's own limits find that build bad as well. Otherwise it is for the
-        campaign's own limits, or for its command.
-        """
+    def bad_by_default_limits(self, bad: StoredRun) -> bool:
+        """Whether the model's own limits find a build bad as well, not only limits or a check of the campaign's own."""
         check = self.campaign.config.check
-        if self.check_name:
-            return {"command": self.check_name}
+        if self.evaluate is not None or self.campaign.config.command is not None:
+            return False
         if check.tolerances is None or tested_aspect(bad.info) == "precision":
-            return {}
+            return True
         with contextlib.suppress(errors.TrtopsError):  # such as a number that was not recorded
             build = builds.load_build(bad, engine=False)
             report = Evaluation.from_json(bad.read_bytes(schema.Artifact.ACCURACY)).report
-            golden, model = str(_golden_file(self.tracker, self.campaign)), _load_model(self.campaign.model)
-            request = (model, check, build.spec.config, golden, build.calibration_cache)
             with self._warm_backend() as backend:
-                limits = backend.worker.run(default_limits, *request, timeout=backend.timeout)
-            if not report.evaluate(limits):
-                return {}
-        return {"tolerances": check.tolerances.to_dict(), "limits": limits_text(check.tolerances)}
+                limits = backend.worker.run(default_limits, self._case(build), timeout=backend.timeout)
+            return not report.evaluate(limits)
+        return False
+
+    def _case(self, build: Build) -> EvaluationCase:
+        golden, model = str(_golden_file(self.tracker, self.campaign)), _load_model(self.campaign.model)
+        check, config = self.campaign.config.check, build.spec.config
+        return EvaluationCase(model, check, config, golden, build.calibration_cache)
 
     def _warm_backend(self) -> AbstractContextManager[IsolatedBackend]:
         place = self.campaign.config.place
@@ -190,7 +193,7 @@ class CampaignBuilder:
         if requested.replay is None:
             denied = campaign.denied
             if config.use_deny_list:
-                listed = deny_list(self.tracker, environment, config.check.tolerances, self.check_name)
+                listed = deny_list(self.tracker, environment)
                 denied = DenyList(entries=(*listed.entries, *denied.entries))
             caches = Caches(calibration=ranges, denied=denied)
         else:  # a mixture or a proof has to make denied choices, to show what they do
@@ -216,17 +219,8 @@ class CampaignBuilder:
         log_kernels(run, build)
         if self.evaluate is None and config.command is None:
             # In the child, since an engine that crashes when it runs must not end the campaign.
-            evaluation, pictures = backend.worker.run(
-                evaluate_in_child,
-                build.engine,
-                model,
-                config.check,
-                build.spec.config,
-                str(_golden_file(self.tracker, self.campaign)),
-                precision_check,
-                build.calibration_cache,
-                timeout=backend.timeout,
-            )
+            arguments = (build.engine, self._case(build), precision_check)
+            evaluation, pictures = backend.worker.run(evaluate_in_child, *arguments, timeout=backend.timeout)
             log_evaluation(run, evaluation.leaving_out(build.denied))
             for path, png in pictures:
                 run.log_bytes(png, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
@@ -273,19 +267,13 @@ def _load_model(path: str) -> Model:
 
 
 def evaluate_in_child(
-    engine: Engine,
-    model: Model,
-    check: CheckConfig,
-    build: BuildConfig,
-    golden: str,
-    precision_check: PrecisionCheck,
-    calibration: bytes | None = None,
+    engine: Engine, case: EvaluationCase, precision_check: PrecisionCheck
 ) -> tuple[Evaluation, Sequence[tuple[str, bytes]]]:
     """Load an engine, run it on the check's data and compare; and draw the errors, if the config requests it."""
-    feeds = check.open_for(model, profiles=build.profiles)
-    right = _right_model(model, check, build, golden, feeds, calibration)
+    feeds, check = case.feeds(), case.check
+    right = _right_model(case, feeds)
     with engine_backend(engine.backend).runner(engine) as runner:
-        expected = _load_golden(golden)
+        expected = _load_golden(case.golden)
         evaluation, outputs = evaluate(runner, expected, feeds, check, right)
     emulated = None if precision_check.low_precision is None else right.emulation(check.tolerances)
     evaluation = replace(evaluation, computed=precision_check, emulated=emulated)
@@ -297,32 +285,29 @@ def evaluate_in_child(
     return evaluation, list(error_figures(outputs, expected))
 
 
-def default_limits(
-    model: Model, check: CheckConfig, build: BuildConfig, golden: str, calibration: bytes | None
-) -> Tolerances:
+def default_limits(case: EvaluationCase) -> Tolerances:
     """The limits from the model's own noise, for engines without explicit limits."""
-    feeds = check.open_for(model, profiles=build.profiles)
-    return _right_model(model, check, build, golden, feeds, calibration).tolerances(None)
+    return _right_model(case, case.feeds()).tolerances(None)
 
 
 _right: dict[str, RightModel] = {}
 
 
-def _right_model(
-    model: Model, check: CheckConfig, build: BuildConfig, golden: str, feeds: Feeds, calibration: bytes | None
-) -> RightModel:
+def _right_model(case: EvaluationCase, feeds: Feeds) -> RightModel:
     """The right model, rounded once for all builds of a campaign to give them the same limits."""
+    model, build = case.model, case.build
     # Everything that decides it. The calibration cache is not part of it: builds of a campaign share its data.
-    key = digest([model.info.sha256, build.precision, build.backend, list(build.keep), check.to_dict(), golden])
+    chosen = (build.precision, build.backend, list(build.keep))
+    key = digest([model.info.sha256, *chosen, case.check.to_dict(), case.golden])
     if key not in _right:
         _right.clear()  # a warm child may serve campaigns of many models, one after the other
         _right[key] = RightModel(
             model=model,
             build=build,
             feeds=feeds,
-            golden=_load_golden(golden),
-            golden_given=check.golden is not None,
-            calibration=calibration,
+            golden=_load_golden(case.golden),
+            golden_given=case.check.golden is not None,
+            calibration=case.calibration,
         )
     return _right[key]
 

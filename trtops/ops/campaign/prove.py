@@ -21,10 +21,11 @@ from trtops.ops.campaign.config import Campaign
 from trtops.ops.campaign.iteration import CampaignBuilder, EngineEvaluator, tested_aspect, verdict_in
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
-from trtops.ops.registry.deny import builds_in, deny
+from trtops.ops.registry.deny import deny
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Config, Record, setting
 from trtops.system.worker import close_workers
+from trtops.tables import counted
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
 from trtops.tactics.findings import Suspect
@@ -87,7 +88,7 @@ class ProofTrial(Record):
 class ProveResult(OpResult):
     """The outcome of a proof: ``not isolable`` if the swap could not be made, or not alone.
 
-    ``deny_run`` is the new entry of the deny-list, ``denied`` are its tactics, and ``denied_in`` the builds it is for.
+    ``deny_run`` is the new entry of the deny-list, and ``denied`` are its tactics.
     """
 
     title: str = "prove"
@@ -99,7 +100,7 @@ class ProveResult(OpResult):
     trials: tuple[ProofTrial, ...]
     deny_run: str | None = None
     denied: tuple[str, ...] = ()
-    denied_in: str = ""  # the builds that it is denied in
+    own_limits: bool = False  # whether only limits or a check of the campaign's own find the builds bad
     backend: str = ""
 
     @property
@@ -115,6 +116,21 @@ class ProveResult(OpResult):
             return super().next_step
         return NextStep("runs promote", {"run": self.good_run})
 
+    @property
+    def verdict_text(self) -> str:
+        """The outcome of the proof."""
+        return self.outcome
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The outcome in sentences, and where the suspect is denied."""
+        return (self.summary, *(["It is on the deny-list now"] if self.deny_run else []))
+
+    @property
+    def figures(self) -> str:
+        """The number of builds."""
+        return counted(len(self.trials), "build")
+
     def body(self) -> Iterable[str]:
         """The suspect, the outcome in sentences, and a row for each build."""
         yield from (f"Suspect: {self.suspect}", "", self.summary, "")
@@ -124,9 +140,13 @@ class ProveResult(OpResult):
             followed = "yes" if trial.followed else "no"
             yield f"| {_SWAPS[trial.swap][0]} | {trial.verdict} | {followed} | {changed_layers} | `{trial.run_id}` |"
         if self.deny_run is not None:
-            yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`, for {self.denied_in}.")
+            yield from ("", f"It is on the deny-list now, by run `{self.deny_run}`.")
             step = NextStep("runs pardon", {"run": self.deny_run, "why": "REASON"})
             yield f"`{step}` removes it."
+        elif self.own_limits:
+            step = NextStep("runs deny", {"run": self.run_id})
+            yield from ("", "It is not on the deny-list, since only the campaign's own limits or check find it bad.")
+            yield f"`{step}` denies it for all builds."
 
 
 @checked_arguments
@@ -193,20 +213,20 @@ def prove(
             if suspect.settings or not together:
                 denied = {column for column in columns if column[0] == "setting" or not together}
                 made_bad = next((t.run_id for t in trials if t.swap == "in" and t.verdict == "bad"), None)
-                scope = {}
-                if outcome == "confirmed" and made_bad is not None:
-                    scope = run_step("check limits", builder.denial_scope, tracker.load(made_bad))
-                entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id, **scope)
+                if outcome == "confirmed" and config.deny and made_bad is not None:
+                    by_default = run_step("check limits", builder.bad_by_default_limits, tracker.load(made_bad))
+                    result = replace(result, own_limits=not by_default)
+                entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id)
                 run.log_json(entry, schema.Artifact.DENIED)
             run.set_tags({schema.Tag.PROOF: outcome})
             result = op.finish(result, artifact=schema.Artifact.PROOF, title=name, evaluated=False)
     finally:
         close_workers()
-    if outcome == "confirmed" and config.deny and entry is not None:
+    if outcome == "confirmed" and config.deny and entry is not None and not result.own_limits:
         tactics = tuple(dict.fromkeys(choice.tactic for choice in entry.choices))
         denied_by = deny(run.id, tracker=tracker, tags=tags).run_id
         backend = campaign.config.build.backend
-        return replace(result, deny_run=denied_by, denied=tactics, denied_in=builds_in(entry), backend=backend)
+        return replace(result, deny_run=denied_by, denied=tactics, backend=backend)
     return result
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Engine
-from trtops.backend.engines import backend_of_suffix, engine_backend, reference_runner
+from trtops.backend.engines import backend_of_suffix, engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
 from trtops.ops.arguments import checked_arguments
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(
     CheckConfig,
-    uses={"": "data input_shapes iterations seed labels tolerances warm_up latency_runs power self_check"},
+    uses={"": "data input_shapes iterations seed val_range labels tolerances warm_up latency_runs power self_check"},
 ):
     """The comparison of two sides, and its data."""
 
@@ -63,9 +64,10 @@ class CompareResult(OpResult):
     reasons: tuple[str, ...]
     evaluation: Evaluation
 
-    def screen(self) -> str:
-        """Nothing above the verdict."""
-        return ""
+    @property
+    def figures(self) -> str:
+        """The latency of the side under test, if it was run."""
+        return "" if self.evaluation.latency is None else self.evaluation.latency.text()
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""

@@ -16,7 +16,7 @@ from trtops.comparator.results import RunResults
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Config, setting
-from trtops.tables import markdown_table
+from trtops.tables import counted, listed, markdown_table
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -51,6 +51,26 @@ class RunResult(OpResult):
     runners: tuple[str, ...]  # names of the runners and of the saved results, in the order compared
     iterations: tuple[int, ...]  # the number of each
     mean_ms: tuple[float | None, ...]  # of each, where it is known
+    agreements: tuple[str, ...] = ()  # of each pair of runners whose outputs match, with the numbers of an output
+
+    @property
+    def because(self) -> tuple[str, ...]:
+        """How runners differ, or else agree."""
+        return self.reasons or self.agreements or ("nothing was compared",)
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, or that there is none: one runner is compared with nothing."""
+        return self.verdict if self.reasons or self.agreements else "none"
+
+    @property
+    def figures(self) -> str:
+        """The mean latency of each runner."""
+        parts = []
+        for name, count, mean in zip(self.runners, self.iterations, self.mean_ms):
+            each = "" if mean is None else f", {mean:.4g} ms each"
+            parts.append(f"{name}: {counted(count, 'iteration')}{each}")
+        return "; ".join(parts)
 
     def body(self) -> Iterable[str]:
         """A row for each runner."""
@@ -90,7 +110,7 @@ def run_models(
     with op_run(tracker, experiment, title, kind="compare", model=model or None, tags=tags) as op:
         run = op.run
         run.log_params({**(params or {}), "run": config})
-        results, reasons, accuracy = RunResults(), list[str](), None
+        results, reasons, agreements, accuracy = RunResults(), list[str](), list[str](), None
         if runners:
             results = Comparator.run(
                 runners,
@@ -117,9 +137,10 @@ def run_models(
                 accuracy.save(config.save_accuracy)
             for result in accuracy:
                 for pair in result:
-                    output_matches = result.matches_by_output(pair).items()
-                    if bad := [name for name, matches in output_matches if not all(map(bool, matches))]:
-                        reasons.append(f"{pair[0]} and {pair[1]} differ in {', '.join(bad)}.")
+                    matches = result.matches_by_output(pair)
+                    bad = [name for name, output_matches in matches.items() if not all(map(bool, output_matches))]
+                    compared = f"{pair[0]} and {pair[1]} {'differ' if bad else 'agree'} in {listed(bad or matches)}"
+                    (reasons if bad else agreements).append(f"{compared}{_numbers(matches, bad)}")
             reasons = list(dict.fromkeys(reasons))  # several functions may find the same outputs
         mean_ms: list[float | None] = []
         for iterations in results.values():
@@ -132,6 +153,7 @@ def run_models(
             runners=tuple(results.keys()),
             iterations=tuple(map(len, results.values())),
             mean_ms=tuple(mean_ms),
+            agreements=tuple(agreements),
         )
         if run.id and accuracy is not None and len(accuracy[0]):
             # Half of the imports of `trtops run`, needed only for logging.
@@ -141,6 +163,22 @@ def run_models(
             log_evaluation(run, Evaluation(report=report_of(accuracy, results)))
             run.log_text(accuracy.to_json(), schema.Artifact.ACCURACY_POLYGRAPHY)
         return op.finish(ended)
+
+
+def _numbers(matches: Mapping[str, Sequence[Any]], bad: Sequence[str]) -> str:
+    """Return the numbers of the first mismatch, or else of the first output, with its limits."""
+    from trtops.comparator.metric_results import CompareResult, OutputCompareResult
+
+    name = next(iter(bad or matches), None)
+    if name is None:
+        return ""
+    match = next((match for match in matches[name] if bool(match) != bool(bad)), matches[name][0])
+    if isinstance(match, OutputCompareResult) and match.max_absdiff is not None:
+        limits = (
+            f"{match.thresholds.check_error_stat} within atol {match.thresholds.atol:g}, rtol {match.thresholds.rtol:g}"
+        )
+        return f" (max abs {match.max_absdiff:.4g}, max rel {match.max_reldiff:.4g}; {limits})"
+    return f" ({match.summary()})" if isinstance(match, CompareResult) else ""
 
 
 def report_of(accuracy: AccuracyResults, results: RunResults) -> ComparisonReport:

@@ -64,6 +64,10 @@ class BoardResult(OpResult):
 
     def sections(self) -> Iterable[Section]:
         """The table of all rows."""
+        yield Section(table=self.table())
+
+    def table(self) -> Table:
+        """Return a row for each model, device and precision, broken ones first."""
         table = []
         for row in self.rows:
             last, times = row.last, [night.p50_ms for night in row.nights.values() if night.p50_ms]
@@ -77,7 +81,7 @@ class BoardResult(OpResult):
             ))  # fmt: skip
         build = ("model", "back end", "device", "machine", "precision")
         columns = (*build, "verdict", "error / limit", "p50 ms", "change", "nights", "last", "run")
-        yield Section(table=Table(columns=columns, rows=tuple(table)))
+        return Table(columns=columns, rows=tuple(table))
 
 
 @checked_arguments

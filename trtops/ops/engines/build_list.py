@@ -21,6 +21,7 @@ from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
 from trtops.ops.result import OpResult, op_run, tracker_or_default
 from trtops.record import Config, Record, digest, setting, sha256_file
+from trtops.reports.document import Table
 from trtops.spec import BackendName, Precision
 from trtops.tables import counted, markdown_table, size
 from trtops.tracking import owner, schema
@@ -136,8 +137,23 @@ class BuildListResult(OpResult):
         for build in self.builds:
             if build.outcome not in ("good", "skipped"):
                 reasons = " ".join(build.reasons)
-                lines.append(f"**{_title_of(build)}**: {build.outcome}. {reasons} ({build.location})")
+                lines.append(f"{_title_of(build)}: {build.outcome}. {reasons} ({build.location})")
         return tuple(lines)
+
+    def overview(self) -> Table | None:
+        """Return the builds that were not skipped, those that are not good first."""
+        builds = sorted(
+            (build for build in self.builds if build.outcome != "skipped"), key=lambda build: build.outcome == "good"
+        )
+        rows = []
+        for build in builds:
+            p50 = "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms"
+            precision = build.called or build.precision.upper()
+            engine = size(build.engine_bytes) if build.engine_bytes else "-"
+            rows.append((Path(build.model).name, precision, build.outcome, p50, engine, build.run_id[:8] or "-"))
+        return (
+            Table(columns=("model", "precision", "verdict", "p50", "engine", "run"), rows=tuple(rows)) if rows else None
+        )
 
     def body(self) -> Iterable[str]:
         """A table of all builds not skipped, and the reasons of those skipped."""

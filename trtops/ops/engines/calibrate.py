@@ -19,7 +19,6 @@ from trtops.calibration.data import batches, data_source
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, check_algorithm
 from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
-from trtops.json import save_json
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
@@ -27,10 +26,11 @@ from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult, builds_frame, builds_table
 from trtops.ops.engines.request import CommandData, check_names, is_same_source
 from trtops.ops.evaluation.check import CheckConfig
-from trtops.ops.evaluation.data import Feeds, open_feeds
+from trtops.ops.evaluation.data import open_feeds
 from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Config, setting
+from trtops.reports.document import Table
 from trtops.spec import BuildConfig, Precision
 from trtops.system.processes import temporary_prefix
 from trtops.tables import counted, markdown_table
@@ -52,8 +52,8 @@ class CalibrateConfig(
     """What to calibrate with, how, and how to evaluate the result.
 
     Attributes:
-        data: Where calibration data comes from (:func:`trtops.ops.evaluation.data.open_feeds`). Random data is
-            refused, because its ranges are meaningless. Data of other shapes than ``check.input_shapes`` is refused.
+        calibration_data: Data source for the ranges; the check's own data by default. Random data is refused, because
+            its ranges are meaningless. Data of other shapes than ``check.input_shapes`` is refused.
         algorithm: How ranges are chosen: by a named algorithm (:meth:`trtops.calibration.histogram.Histogram.choose`),
             or by the one whose INT8 model has the smallest error on data that was held out: the data of ``check``, or
             every second feed of the first 32 of the calibration data.
@@ -63,11 +63,11 @@ class CalibrateConfig(
         min_samples: Minimum number of samples.
         build: How the INT8 engine is built: its back end, and the layers it keeps in higher precision.
         compare_with: Further precisions to build and evaluate for comparison with INT8.
-        check: How engines are evaluated, best with data that was held out; by default on the calibration data.
+        check: How engines are evaluated, best on data that was held out; by default on the calibration data.
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
     """
 
-    data: str | None = setting(None, convert=data_source, file="reads")
+    calibration_data: str | None = setting(None, convert=data_source, file="reads")
     algorithm: AlgorithmOrBest = "best"
     percentile: float = setting(DEFAULT_PERCENTILE, most=100)
     batch: int | None = setting(None, least=1)
@@ -84,7 +84,8 @@ class CalibrateConfig(
     @property
     def has_check_data(self) -> bool:
         """Whether engines are evaluated on other data than that of calibration."""
-        return self.check.data is not None and not is_same_source(self.check.data, self.data)
+        sources = self.calibration_data, self.check.data
+        return None not in sources and not is_same_source(*sources)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +109,28 @@ class CalibrateResult(OpResult):
     @property
     def next_step(self) -> NextStep | None:
         """Measure the cost of each layer if INT8 is not good enough."""
-        if not (self.run_id and self.verdict == "bad" and self.subject and self.options.get("data")):
+        data = self.options.get("data") or self.options.get("calibration_data")
+        if not (self.run_id and self.verdict == "bad" and self.subject and data):
             return super().next_step
-        arguments = {"model": self.subject, "calibration_cache": f"run:{self.run_id}", "experiment": self.experiment}
+        arguments = {"model": self.subject, "calibration_cache": f"run:{self.run_id}", "data": data}
+        arguments["experiment"] = self.experiment
         style = self.engines[-1].backend
         arguments |= {"style": style} if style == "tensorrt" else {}
         return NextStep.after(self.options, "sensitivity", arguments)
 
-    def screen(self) -> str:
-        """The engines above the verdict."""
-        return builds_table(self.engines, markdown_table, ("build", "verdict", "accuracy", "p50", "engine", "run"))
+    @property
+    def evidence(self) -> str:
+        """What the verdict on the INT8 engine rests on."""
+        return self.engines[-1].evidence if self.engines else ""
+
+    @property
+    def figures(self) -> str:
+        """The ranges, and the data they come from."""
+        return f"ranges of {counted(self.tensors, 'tensor')} by {self.algorithm}, {counted(self.samples, 'sample')}"
+
+    def overview(self) -> Table:
+        """Return a row for each engine."""
+        return builds_table(self.engines, ("build", "verdict", "accuracy", "p50", "engine", "run"))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per engine, as :func:`~trtops.ops.engines.convert_result.builds_frame`."""
@@ -134,7 +147,8 @@ class CalibrateResult(OpResult):
         if self.excluded:
             names = ", ".join(f"`{name}`" for name in self.excluded)
             yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")
-        yield from ("", builds_table(self.engines, markdown_table))
+        engines = builds_table(self.engines)
+        yield from ("", markdown_table(engines.columns, engines.rows))
 
 
 @checked_arguments
@@ -143,7 +157,6 @@ def calibrate(
     config: CalibrateConfig = CalibrateConfig(),
     *,
     tracker: Tracker | None = None,
-    data: Iterable[Feed] | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
@@ -151,21 +164,22 @@ def calibrate(
 ) -> CalibrateResult:
     """Calibrate a model, build INT8 from the cache, evaluate it next to other precisions, and log everything to runs.
 
-    ``data`` replaces the config's source. The cache is logged as our JSON and as TensorRT's text, with a table of the
-    ranges. An INT8 engine that is not good enough is a result, not an error.
+    The cache is logged as our JSON and as TensorRT's text, with a table of the ranges. An INT8 engine that is not good
+    enough is a result, not an error.
 
     CalibrationError if the data is bad, missing or too little. What was collected before is logged as
     ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
 
-    >>> result = calibrate("model.onnx", CalibrateConfig(data="feed.npz", algorithm="entropy", compare_with=()))
+    >>> result = trtops.calibrate("model.onnx", calibration_data="feed.npz", algorithm="entropy", compare_with=())
     >>> result.verdict, result.algorithm, result.samples, result.tensors
     ('good', 'entropy', 2, 10)
     """
     tracker = tracker_or_default(tracker)
     path = Path(model)
     name = f"{path.stem} calibrate {config.algorithm}"
-    if config.data is None and data is None:
-        raise errors.ConfigError("No calibration data is given; expected a source of real inputs (data=...).")
+    calibration_data = config.check.data if config.calibration_data is None else config.calibration_data
+    if calibration_data is None:
+        raise errors.ConfigError("There is no calibration data; expected real inputs (calibration_data=...).")
     loaded = run_step("load", Model.load, path)
     check_names(loaded, config.build, config.check)
     with (
@@ -177,10 +191,14 @@ def calibrate(
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         start = time.perf_counter()
         inputs = _inputs(loaded, config)
-        source = open_feeds(config.data if data is None else data, inputs)
+        source = open_feeds(calibration_data, inputs)
         collected = run_step("collect ranges", _collect, loaded, config, source, inputs, run, progress)
         seconds = time.perf_counter() - start
-        evaluated = _data_to_evaluate_on(loaded, config, source, data is not None, folder)
+        check = config.check
+        if check.data is None and check.golden is None:
+            check = replace(check, data=calibration_data)  # random data would leave its ranges
+        is_open = check.data is not None and not config.has_check_data
+        evaluated = CommandData(loaded, check, source=source if is_open else None)
         if config.has_check_data:
             for feed in evaluated.feeds().first(_EVALUATED_FEEDS):
                 check_feed(inputs, feed)
@@ -221,24 +239,9 @@ def calibrate(
             excluded=cache.excluded,
             seconds=seconds,
             engines=tuple(engines),
-            options=arguments_of(config) | {"data": config.data},
+            options=arguments_of(config),
         )
         return op.finish(result)
-
-
-def _data_to_evaluate_on(
-    model: Model, config: CalibrateConfig, source: Feeds, in_memory: bool, folder: str
-) -> CommandData:
-    """The data of the check; by default that of calibration, since random data would leave its ranges."""
-    check = config.check
-    if check.data is None and check.golden is None:
-        if in_memory:
-            file = f"{folder}/feeds.json"
-            save_json([dict(feed) for feed in source.first(_EVALUATED_FEEDS)], file)
-            return CommandData(model, replace(check, data=file))
-        check = replace(check, data=config.data)
-    is_open = check.data is not None and not in_memory and not config.has_check_data
-    return CommandData(model, check, source=source if is_open else None)
 
 
 def _metrics(engines: Iterable[ConvertResult]) -> dict[tuple[str, ...], float]:

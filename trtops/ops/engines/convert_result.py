@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trtops.comparator.table import RECORDED
+from trtops.comparator.table import METRICS
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Evaluation, describe, describe_measurements
 from trtops.ops.result import OpResult
-from trtops.reports.document import Section
+from trtops.reports.document import Section, Table
 from trtops.spec import BackendName, Precision
-from trtops.tables import listed, size, table
+from trtops.tables import listed, size
 from trtops.verdict import PASSED, Verdict
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class ConvertResult(OpResult):
 
     @property
     def needed(self) -> str:
-        """Data, if the verdict or the calibration rests on random data without proof."""
+        """Data, if the calibration rests on random data, or the verdict does without proof."""
         data, evidence = ("data", "calibration_data", "calibration_cache"), self.evaluation.evidence
         at_random = self.precision in ("int8", "fp8") and self.quantization and not set(data) & self.options.keys()
-        if self.verdict not in PASSED or not (at_random or self.verdict == "unproven"):
+        if self._is_large or not (at_random or self.verdict == "unproven"):
             return ""
         if evidence is not None and evidence.undefined:  # other shapes or data of the same kind do not help
             return ""
@@ -76,19 +76,23 @@ class ConvertResult(OpResult):
         example = f"for example an .npz file with an array for {inputs}"
         if at_random:
             return (
-                "real data to calibrate with: the ranges come from random data, so this engine says little about "
-                f"8 bits on real data. Give it with --calibration-data or --load-inputs, {example}"
+                f"real data to calibrate with (--calibration-data or --load-inputs, {example}): the ranges come from "
+                "random data, so this engine says little about 8 bits"
             )
         # Where rounding alone exceeds the limits on random data, shapes do not help.
         shapes = "; or with --input-shapes the shapes that the model is used at" if self.evaluation.report else ""
         return f"data, given with --load-inputs, {example}{shapes}"
 
     @property
+    def _is_large(self) -> bool:
+        return self.verdict == "bad" and self.evaluation.verdict in PASSED
+
+    @property
     def next_step(self) -> NextStep | None:
         """Promote a good engine; explain a bad one."""
-        # Triage does not answer why an engine is too large.
-        is_large = self.verdict == "bad" and self.evaluation.verdict in PASSED
-        if self.needed or self.verdict == "unproven" or is_large or not self.subject or self.evaluation.foreign_golden:
+        if self.needed or self.verdict == "unproven" or not self.subject or self.evaluation.foreign_golden:
+            return super().next_step
+        if self._is_large:  # triage does not answer why
             return super().next_step
         if self.verdict == "good":
             step = NextStep("convert", {"model": self.subject, **self.options, "experiment": self.experiment})
@@ -109,12 +113,8 @@ class ConvertResult(OpResult):
     def figures(self) -> str:
         """Precision and size of the engine, and its latency."""
         latency = self.evaluation.latency
-        speed = () if latency is None else (f"p50 {latency.p50_ms:.3f} ms", f"p99 {latency.p99_ms:.3f} ms")
+        speed = () if latency is None else (latency.text(),)
         return ", ".join((f"{self.called} engine", size(self.engine_bytes), *speed))
-
-    def screen(self) -> str:
-        """Nothing above the verdict."""
-        return ""
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""
@@ -127,13 +127,11 @@ class ConvertResult(OpResult):
         return self.precision.upper() if computed is None else computed.name
 
 
-_TOP1 = next(metric for metric in RECORDED if metric.name == "top1_agreement")
+_TOP1 = next(metric for metric in METRICS if metric.name == "top1_agreement")
 
 
-def builds_table(
-    results: Iterable[ConvertResult], write: Callable[..., str] = table, columns: Sequence[str] = ()
-) -> str:
-    """One line per engine, in plain text unless another function writes the table; all ``columns`` by default."""
+def builds_table(results: Iterable[ConvertResult], columns: Sequence[str] = ()) -> Table:
+    """Return a row per engine; all ``columns`` by default."""
     rows = []
     for result in results:
         evaluation, computed = result.evaluation, result.evaluation.computed
@@ -152,8 +150,8 @@ def builds_table(
             "run": result.run_id[:8],
         }
         rows.append(row)
-    names = list(columns or rows[0])
-    return write(names, [[row[name] for name in names] for row in rows])
+    names = tuple(columns or rows[0])
+    return Table(columns=names, rows=tuple(tuple(row[name] for name in names) for row in rows))
 
 
 def builds_frame(results: Iterable[ConvertResult]) -> pd.DataFrame:

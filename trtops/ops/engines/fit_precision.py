@@ -11,6 +11,7 @@ from trtops.next_step import option_text
 from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.result import run_step
 from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.tables import counted
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.precision import LowPrecision
@@ -57,7 +58,7 @@ def fit_precision(build: BuildConfig, data: CommandData, calibration_cache: str 
     for name in requested_by_layer:
         layers.pop(name, None)
     overflowing = ", ".join(f"{name} ({tensor}: {peak:.3g})" for name, (tensor, peak) in layers.items())
-    measured = f"{len(cache.ranges)} tensors have ranges, of {cache.feeds} feeds"
+    measured = f"ranges of {counted(len(cache.ranges), 'tensor')} from {counted(cache.feeds, 'feed')}"
     keep = tuple(dict.fromkeys((*build.keep, *layers)))
     if layers and is_quantized(proto):
         reason = f"values do not fit {called}, but the model sets its precisions: {overflowing}"

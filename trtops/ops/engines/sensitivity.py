@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 
 from trtops import errors
-from trtops.backend.base import Feed
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq, kept_names, quantizable_layers
 from trtops.calibration.cache import CalibrationCache
@@ -22,6 +21,8 @@ from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
 from trtops.ops.result import OnProgress, model_file, op_run, run_step, tracker_or_default
 from trtops.record import setting
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
+from trtops.tables import counted, listed
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 from trtops.tracking.builds import load_cache
@@ -73,15 +74,18 @@ class SensitivityResult(KeptLayersResult):
         """Whether the budget is met with the proposed layers kept."""
         return "good" if self.error_kept <= self.budget else "bad"
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The error, and the proposal."""
+        error = f"relative error with every layer in INT8: {self.error:.4g}, the budget is {self.budget:g}"
+        if not self.keep:
+            return (error, "no layer need be kept in higher precision")
+        kept = f"relative error {self.error_kept:.4g} with {counted(len(self.keep), 'layer')} kept in higher precision"
+        return (error, f"{kept}: {listed(self.keep)}")
+
     def body(self) -> Iterable[str]:
-        """The error, the proposal, and the most expensive layers."""
-        yield f"Relative error with every layer in INT8: {self.error:.4g}; the budget is {self.budget:g}."
-        yield ""
-        if self.keep:
-            kept_layers = ", ".join(f"`{name}`" for name in self.keep)
-            yield f"Kept in higher precision: {kept_layers}. Relative error then: {self.error_kept:.4g}."
-        else:
-            yield "No layer need be kept in higher precision."
+        """The findings, and the most expensive layers."""
+        yield from (f"- {one_line(line)}" for line in self.because)
         yield from ("", self.layer_table())
 
 
@@ -92,7 +96,6 @@ def sensitivity(
     config: SensitivityConfig = SensitivityConfig(),
     *,
     tracker: Tracker | None = None,
-    data: Iterable[Feed] | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
@@ -100,11 +103,11 @@ def sensitivity(
 ) -> SensitivityResult:
     """Measure each layer's share of the INT8 error, and propose layers to keep in higher precision.
 
-    ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:ID``. ``data`` replaces the
-    config's source. CalibrationError if the cache does not fit, no layer can be quantized, or there is no data.
+    ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:ID``. CalibrationError if the cache
+    does not fit, or no layer can be quantized.
 
-    >>> ranges = trtops.calibrate("model.onnx", trtops.CalibrateConfig(data="feed.npz", compare_with=()))
-    >>> result = sensitivity("model.onnx", f"run:{ranges.run_id}", SensitivityConfig(data="feed.npz", budget=0.05))
+    >>> ranges = trtops.calibrate("model.onnx", calibration_data="feed.npz", compare_with=())
+    >>> result = trtops.sensitivity("model.onnx", f"run:{ranges.run_id}", data="feed.npz", budget=0.05)
     >>> result.error <= result.budget, result.keep
     (True, ())
     """
@@ -117,7 +120,7 @@ def sensitivity(
         loaded = run_step("load", Model.load, path)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
-        result = run_step("measure layers", _measure, loaded, cache, config, data, progress)
+        result = run_step("measure layers", _measure, loaded, cache, config, progress)
         result = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=arguments_of(config))
         result.log_layers(run, schema.Artifact.SENSITIVITY)
         numbers = {"error": result.error, "error_kept": result.error_kept}
@@ -130,7 +133,6 @@ def _measure(
     model: Model,
     cache: CalibrationCache,
     config: SensitivityConfig,
-    data: Iterable[Feed] | None,
     progress: OnProgress | None,
 ) -> SensitivityResult:
     from trtops.backend.onnxrt.calibration import fold
@@ -138,7 +140,7 @@ def _measure(
     from trtops.backend.onnxrt.log import SessionLog
     from trtops.backend.onnxrt.runner import OnnxrtRunner
 
-    feeds = list(batches(config.open_for(model, data), config.batch, config.samples))
+    feeds = list(batches(config.open_for(model), config.batch, config.samples))
     proto = model.proto()
     always_kept = kept_names(proto, config.keep)
     # Folded first, as for a build: Q/DQ nodes would keep a convolution and its batch normalization apart.

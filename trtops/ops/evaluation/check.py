@@ -17,7 +17,7 @@ from trtops.calibration.data import data_source
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
-from trtops.comparator.table import RECORDED
+from trtops.comparator.table import METRICS
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
@@ -117,6 +117,11 @@ class Latency(Record):
     mean_ms: float
     runs: int
     device_p50_ms: float | None = None
+
+    def text(self) -> str:
+        """The percentiles."""
+        device = "" if self.device_p50_ms is None else f"; on the device p50 {self.device_p50_ms:.3f} ms"
+        return f"p50 {self.p50_ms:.3f} ms, p99 {self.p99_ms:.3f} ms{device}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,7 +365,7 @@ def measure_latency(
     start = time.perf_counter()
     while len(seconds) < config.latency_runs:
         outputs = runner.infer(feed, check_inputs=False)
-        seconds.append(runner.last_inference_time())
+        seconds.append(runner.inference_time)
         if (device := runner.last_device_time()) is not None:
             on_device.append(device)
         if len(seconds) >= _MIN_LATENCY_RUNS and time.perf_counter() - start > _LATENCY_SECONDS:
@@ -435,7 +440,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     recorded: dict[MetricName, float] = {}
     report = evaluation.report
     measured = report.statistics
-    for metric in RECORDED:
+    for metric in METRICS:
         numbers: list[float] = []
         for statistics in measured.values() if metric.logged else ():
             value = getattr(statistics, metric.name)
@@ -487,9 +492,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
     elif evaluation.evidence is not None and evaluation.blind:
         lines += [evaluation.evidence.coverage(), ""]
     if evaluation.latency is not None:
-        measured = evaluation.latency
-        device = "" if measured.device_p50_ms is None else f"; on the device p50 {measured.device_p50_ms:.3f} ms"
-        lines += [f"Latency: p50 {measured.p50_ms:.3f} ms, p99 {measured.p99_ms:.3f} ms{device}.", ""]
+        lines += [f"Latency: {evaluation.latency.text()}.", ""]
     for part in (evaluation.computed, evaluation.emulated, evaluation.self_check):
         if part is not None:
             lines += [part.sentence(), ""]

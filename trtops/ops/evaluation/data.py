@@ -22,8 +22,8 @@ import numpy.typing as npt
 from trtops import errors
 from trtops.backend.base import Feed, ProfiledFeed
 from trtops.backend.common import invoke_from_script
-from trtops.backend.engines import reference_runner
-from trtops.calibration.data import ArraysInMemory, FeedDigest, data_source
+from trtops.backend.onnxrt.runner import reference_runner
+from trtops.calibration.data import ArraysInMemory, DataSource, FeedDigest, data_source
 from trtops.comparator.arrays import as_arrays, cast_feed, copied, subset
 from trtops.comparator.data_loader import DataLoader
 from trtops.comparator.report import ComparisonReport, iterations_of
@@ -127,12 +127,13 @@ class Feeds:
 
 
 def open_feeds(
-    source: str | Path | Iterable[Feed] | None,
+    source: DataSource | Feeds | None,
     inputs: TensorMetadata,
     *,
     iterations: int = 2,
     seed: int = 1,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    val_range: Mapping[str, tuple[float, float]] | None = None,
     profiles: Sequence[OptimizationProfile] = (),
     accepted: Callable[[], AcceptedInputs] | None = None,
     golden: str | None = None,
@@ -157,26 +158,18 @@ def open_feeds(
         return _data_of_saved_outputs(golden, inputs, seed, shapes, profiles)
     if source is None:
         accepted_inputs = None if accepted is None else accepted()
-        return _random_feeds(inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, runs=runs)
-    if isinstance(source, Feeds):
-        feeds = source
-    elif isinstance(source, ArraysInMemory):
-        name, source = str(source), source.feeds
-        feeds = Feeds(name, lambda: source)
-    elif isinstance(source, (str, Path)):
-        feeds = _from_path(str(source), inputs)
-    elif isinstance(source, Iterator):
-        stored_feeds = list(source)  # an iterator can be read only once
-        feeds = Feeds("the given iterator", lambda: stored_feeds)
-    else:
-        feeds = Feeds(f"the given {type(source).__name__}", lambda: source)
+        ranges = val_range or {}
+        for name in filter(None, ranges):
+            errors.check_known(name, list(inputs), "val_range: the model has no input")
+        return _random_feeds(
+            inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, val_range=ranges, runs=runs
+        )
+    is_open = isinstance(source, Feeds)  # then its feeds are not read again
+    feeds = source if isinstance(source, Feeds) else _opened(data_source(source), inputs)
     required_shapes = {} if profiles else shapes
 
     def cast() -> Iterator[Feed]:
-        if hasattr(source, "input_metadata"):
-            source.input_metadata = inputs
-        # Feeds that were opened before are not read again.
-        for feed in feeds if feeds is source else feeds._open():
+        for feed in feeds if is_open else feeds._open():
             if not isinstance(feed, Mapping):
                 yield feed  # refused where it is read
                 continue
@@ -194,6 +187,19 @@ def open_feeds(
     return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=golden is None))
 
 
+def _opened(source: str, inputs: TensorMetadata) -> Feeds:
+    if not isinstance(source, ArraysInMemory):
+        return _from_path(source, inputs)
+    arrays = source.feeds
+
+    def read() -> Iterable[Feed]:
+        if hasattr(arrays, "input_metadata"):
+            arrays.input_metadata = inputs
+        return arrays
+
+    return arrays if isinstance(arrays, Feeds) else Feeds(source, read)
+
+
 def _random_feeds(
     inputs: TensorMetadata,
     input_shapes: Mapping[str, Sequence[int]],
@@ -202,6 +208,7 @@ def _random_feeds(
     *,
     iterations: int,
     seed: int,
+    val_range: Mapping[str, tuple[float, float]],
     runs: Callable[[Feed], bool] | None,
 ) -> Feeds:
     """Random data of every shape to evaluate; arguments as for :func:`open_feeds`."""
@@ -212,6 +219,10 @@ def _random_feeds(
         if spec.dtype is None or (spec.dtype.is_floating and spec.dtype is not DataType.FLOAT8E8M0):
             ranges[name] = (-1.0, 1.0)
     ranges |= {} if accepted is None else accepted.ranges
+    if "" in val_range:
+        ranges = {}
+    ranges |= val_range
+    described = "".join(f", {name or 'values'} from {low:g} to {high:g}" for name, (low, high) in val_range.items())
     words = {} if accepted is None else accepted.words
 
     def random(planned: Sequence[ShapePoint]) -> Iterator[Feed]:
@@ -232,7 +243,7 @@ def _random_feeds(
         other = _size_that_runs(lambda size: points(inputs, input_shapes, (), accepted, size), random, runs)
     planned = points(inputs, input_shapes, profiles, accepted, other)
     assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
-    return Feeds(f"random data (seed {seed})", lambda: random(planned), random=True, assumed=assumed)
+    return Feeds(f"random data (seed {seed}{described})", lambda: random(planned), random=True, assumed=assumed)
 
 
 def _size_that_runs(
@@ -291,19 +302,22 @@ class DataConfig(Config):
             that, and so on, at which the model runs.
         iterations: Number of random feeds.
         seed: Seed of the random data.
+        val_range: Smallest and largest random value by input, with ``""`` for the others; by default between the values
+            that the model accepts, or else from -1 to 1, and 0 or 1 for integers.
     """
 
     data: str | None = setting(None, convert=data_source, file="reads")
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata={"keyword": "shapes"})
     iterations: int = setting(2, least=1)
     seed: int = 1
+    val_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def profiled(
         self,
         build: BuildConfig,
         model: Model,
         calibration: str | Feeds | None = None,
-        instead: Iterable[Feed] | None = None,
+        instead: Feeds | None = None,
     ) -> BuildConfig:
         """The build, with a profile of the shapes of this and calibration data if it is TensorRT's and has no profiles.
 
@@ -318,7 +332,7 @@ class DataConfig(Config):
     def open_for(
         self,
         model: Model | None,
-        instead: Iterable[Feed] | None = None,
+        instead: Feeds | None = None,
         inputs: TensorMetadata | None = None,
         profiles: Sequence[OptimizationProfile] = (),
     ) -> Feeds:
@@ -339,6 +353,7 @@ class DataConfig(Config):
             iterations=self.iterations,
             seed=self.seed,
             input_shapes=self.input_shapes,
+            val_range=self.val_range,
             profiles=profiles,
             accepted=None if model is None else lambda: accepted_inputs(model.structure()),
             golden=getattr(self, "golden", None),  # of a CheckConfig

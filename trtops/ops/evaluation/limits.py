@@ -24,7 +24,7 @@ from trtops.ops.evaluation.data import UNITS
 from trtops.ops.evaluation.noise import MULTIPLES, ZERO, Noise, OutputNoise
 from trtops.record import Record
 from trtops.spec import Rounding
-from trtops.tables import listed
+from trtops.tables import counted, listed
 
 if TYPE_CHECKING:
     from trtops.backend.onnx.model import Model
@@ -241,5 +241,5 @@ class NoiseLimits(Record):
         text = self._origin(report)
         channels = sum(output.channel_axis is not None for output in self.outputs)
         if channels:
-            text += f", per channel in {channels} outputs"
+            text += f", per channel in {counted(channels, 'output')}"
         return text

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from trtops import errors
-from trtops.backend.engines import reference_runner
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.backend.runner import BaseRunner, Feed
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.ops.evaluation.batch_rows import Result, same_profile

@@ -120,6 +120,7 @@ def _completed(
             for dim, size in zip(spec.shape or (), input_shapes[name]):
                 if isinstance(dim, str) and size >= 0:
                     sizes[dim] = size
+    determined = set(sizes)
     for name, spec in inputs.items():
         dims: Sequence[Dim] | None = input_shapes.get(name, spec.shape)
         if dims is None:
@@ -136,7 +137,7 @@ def _completed(
                 suggested = required.get(axis, required.get(axis - len(dims)))
                 if suggested is None:
                     suggested = _size_of(dim, sizes, axis, other)
-                    assumed.append(name)
+                    assumed += [] if dim in determined else [name]
                 dim = suggested
             assert isinstance(dim, int)
             whole.append(dim)

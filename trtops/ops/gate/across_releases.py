@@ -14,6 +14,7 @@ from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.worker import IsolatedBackend
+from trtops.calibration.data import data_source
 from trtops.comparator.report import compare_outputs
 from trtops.ops.devices import free_device, warm_backend
 from trtops.ops.evaluation.limits import tolerances_for
@@ -167,7 +168,7 @@ def _smallest(
             report = compare_outputs(outputs, part.golden, tolerances_for(build.precision, None))
             return CheckOutcome(verdict="pass" if fails or report else "fail", detail="; ".join(report.reasons[:3]))
 
-        reduction = reduce(str(path), check, ReduceConfig(max_checks=60), feeds=feeds, **where)
+        reduction = reduce(str(path), check, ReduceConfig(data=data_source(feeds), max_checks=60), **where)
     if (culprit := reduction.culprit) is None:
         return reduction.detail or "no part of the model shows it", ()
     nodes = tuple(node.name or node.outputs[0] for node in culprit.nodes)

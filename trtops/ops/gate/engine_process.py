@@ -302,4 +302,4 @@ def _opened() -> tuple[BaseRunner, list[Feed]]:
 def _last_seconds(runner: BaseRunner) -> float:
     # A GPU's own time has no noise of Python and the driver's queue.
     on_device = runner.last_device_time()
-    return runner.last_inference_time() if on_device is None else on_device
+    return runner.inference_time if on_device is None else on_device

@@ -158,7 +158,7 @@ def _reference_findings(evaluation: Evaluation) -> Sequence[Finding]:
             if shape.verdict == "bad":
                 findings.append(Finding("reference", "refuse", f"{'; '.join(shape.reasons)}, at {shape.text()}"))
     count = len(evaluation.report.outputs)
-    return findings or [Finding("reference", "pass", f"{count} outputs are within the tolerances")]
+    return findings or [Finding("reference", "pass", f"{counted(count, 'output')} within the tolerances")]
 
 
 def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Finding]:
@@ -203,7 +203,7 @@ def _interface_finding(candidate: dict[str, str], accepted: dict[str, str]) -> F
             changes.append(f"{name} is {candidate[name]}, {accepted[name]} before")
     if not changes and [*candidate] != [*accepted]:
         changes.append(f"the order is {', '.join(candidate)}; before it was {', '.join(accepted)}")
-    text = "; ".join(changes) or f"{len(candidate)} inputs and outputs have the same names, order, dtypes and shapes"
+    text = "; ".join(changes) or "inputs and outputs have the same names, order, dtypes and shapes"
     return Finding("interface", "refuse" if changes else "pass", text)
 
 

@@ -63,7 +63,7 @@ class MatrixResult(OpResult):
     def reasons(self) -> tuple[str, ...]:
         """Each candidate not accepted, with its reasons."""
         return tuple(
-            f"**{Path(cell.subject).stem} {cell.precision} {cell.release}**: {cell.decision}. {'; '.join(cell.reasons)}"
+            f"{Path(cell.subject).stem} {cell.precision} {cell.release}: {cell.decision}. {'; '.join(cell.reasons)}"
             for cell in self._not_accepted
         )
 
@@ -75,6 +75,13 @@ class MatrixResult(OpResult):
             ratios = metrics.get((family, "latency_ratio")), widths, metrics.get((family, "size_ratio"))
             names = Path(cell.subject).stem, cell.precision, cell.release, cell.decision
             yield (*names, *ratios, cell.seconds, cell.run_id)
+
+    def overview(self) -> Table:
+        """Return the decision on each candidate, those that are not accepted first."""
+        columns = ("model", "precision", "release", "decision", "run")
+        cells = sorted(self.cells, key=lambda cell: cell.decision == "accept")
+        rows = [(Path(c.subject).stem, c.precision, c.release, DECIDED[c.decision], c.run_id[:8]) for c in cells]
+        return Table(columns=columns, rows=tuple(rows))
 
     def sections(self) -> Iterable[Section]:
         """What broke, and a table of all candidates."""

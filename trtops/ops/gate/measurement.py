@@ -297,7 +297,7 @@ class Measurement:
         accepted = self._accepted_run(environment)
         denied = Caches().denied
         if config.use_deny_list:
-            denied = deny_list(self._tracker, environment, self._tolerances)
+            denied = deny_list(self._tracker, environment)
         ranges = read_cache_file(config.calibration_cache, "calibration_cache")
         caches = Caches(calibration=ranges if config.build.calibrates else None, denied=denied)
         check = config.check

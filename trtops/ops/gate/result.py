@@ -75,6 +75,11 @@ class GateResult(OpResult):
         return tuple(finding.line for finding in self.findings if finding.outcome in ("refuse", "error", "open"))
 
     @property
+    def because(self) -> tuple[str, ...]:
+        """Why it is not accepted, or else what is to be noted."""
+        return self.reasons or tuple(finding.line for finding in self.findings if finding.outcome == "note")
+
+    @property
     def next_step(self) -> NextStep | None:
         """Find the first wrong tensor of a candidate with wrong outputs."""
         if self.measured is None or "reference" not in self.subjects("refuse"):
@@ -97,10 +102,6 @@ class GateResult(OpResult):
         ratio = "" if self.ratio is None else f"latency {self.ratio.ratio:.3f} times the accepted engine's"
         version = f"accepted as version {self.version}, alias {self.alias}" if self.version else ""
         return "; ".join(filter(None, (ratio, version)))
-
-    def screen(self) -> str:
-        """Nothing above the verdict."""
-        return ""
 
     @property
     def ratio(self) -> RatioEstimate | None:

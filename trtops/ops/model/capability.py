@@ -1,7 +1,7 @@
 """Capability: find the nodes supported by a back end, the reasons against the others, and the supported parts."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from trtops.ops.arguments import checked_arguments
 from trtops.ops.model.model_files import SaveConfig, Source, inputs_with_shapes, open_model
 from trtops.record import Record
 from trtops.spec import BackendName
-from trtops.tables import table
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +27,7 @@ class Refusal(Record):
     op: str  # with its domain
     reason: str  # the back end's message; may be empty
     nodes: tuple[str, ...]
+    positions: tuple[int, ...]  # of the nodes in the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,22 +54,38 @@ class CapabilityReport(Record):
         return not self.refused
 
     def text(self) -> str:
-        """The report, for a terminal."""
+        """The report, for a terminal: Polygraphy's summary, then what it does not print."""
+        name = "TensorRT" if self.backend == "tensorrt" else "ONNX Runtime"
         if self.supported:
-            return f"{self.backend} supports all {self.nodes} nodes."
+            omitted = "generate subgraphs" if self.parts else "report errors"
+            return f"Graph is fully supported by {name}; Will not {omitted}.\n{name} supports all {self.nodes} nodes."
         count = sum(len(refusal.nodes) for refusal in self.refused)
-        rows = []
-        for refusal in self.refused:
-            reason = " ".join(refusal.reason.split()) or "-"
-            rows.append((refusal.op, str(len(refusal.nodes)), reason, ", ".join(refusal.nodes[:3])))
-        lines = [f"{self.backend} refuses {count} of {self.nodes} nodes.", ""]
-        lines.append(table(("op", "nodes", "reason", "such as"), rows))
+        lines = ["===== Summary =====", *self._summary(), "", f"{name} refuses {count} of {self.nodes} nodes."]
         if self.parts:
             lines += ["", f"{len(self.parts)} parts, {sum(part.supported for part in self.parts)} of them supported."]
         for part in self.parts:
             outcome = "supported" if part.supported else "refused"
             lines.append(f"- {outcome}, {len(part.nodes)} nodes: {part.path or part.nodes[0]}")
         return "\n".join(lines)
+
+    def _summary(self) -> Iterator[str]:
+        """Polygraphy's table: by type and reason with ranges of nodes, or without parts by node."""
+        reasons = [" ".join(refusal.reason.split()) or "UNKNOWN ERROR" for refusal in self.refused]
+        op_width = max(len("Operator "), *(len(refusal.op) for refusal in self.refused))
+        reason_width = max(map(len, reasons))
+        if self.parts:
+            header = f"{'Operator':{op_width}}| {'Count':7} | {'Reason':{reason_width}} | Nodes"
+            yield from (header, "-" * (len(header) + 1))
+            for refusal, reason in zip(self.refused, reasons):
+                ranges = [[position, position + 1] for position in refusal.positions]
+                yield f"{refusal.op:{op_width}}| {len(ranges):7} | {reason:{reason_width}} | {ranges}"
+            return
+        node_width = max(len("Node "), *(len(node) for refusal in self.refused for node in refusal.nodes))
+        header = f"{'Operator':{op_width}} | {'Node':{node_width}} | {'Reason':{reason_width}}"
+        yield from (f"Stack trace  | {header}", "-" * (len(header) + 16))
+        for refusal, reason in zip(self.refused, reasons):
+            for node in refusal.nodes:
+                yield f"{'':12} | {refusal.op:{op_width}} | {node:{node_width}} | {reason:{reason_width}}"
 
 
 @checked_arguments
@@ -85,11 +101,13 @@ def capability(
     """Check the support of a model's nodes by a back end. TensorRT's parser needs no GPU.
 
     ``partition`` divides the model into supported and refused parts, which are written to ``output_dir`` as ONNX models
-    if it is given. Shapes of inputs, by name, are needed to infer those of the parts. BackendUnavailableError if the
-    back end's library is not installed; ConfigError if there is no input with the name of a shape.
+    if it is given and some nodes are refused. Shapes of inputs, by name, are needed to infer those of the parts.
+    BackendUnavailableError if the back end's library is not installed; ConfigError if there is no input with the name
+    of a shape.
 
     >>> print(capability("model.onnx", "onnxruntime").text())
-    onnxruntime supports all 9 nodes.
+    Graph is fully supported by ONNX Runtime; Will not generate subgraphs.
+    ONNX Runtime supports all 9 nodes.
     """
     opened = open_model(model)
     proto = opened.proto()
@@ -104,32 +122,37 @@ def capability(
             if entry.source == "onnxruntime" and len(entry.nodes) == 1 and entry.level != "exception":
                 reasons[entry.nodes[0]] = entry.message
         refused = {i: reasons[node_name(node)] for i, node in enumerate(nodes) if node_name(node) in reasons}
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
     for index, reason in refused.items():
         node = nodes[index]
         op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-        groups.setdefault((op, reason), []).append(node_name(node))
+        groups.setdefault((op, reason), []).append(index)
     parts = []
     if partition:
         cutter = Cutter(proto)
-        values = Declared(proto, inputs) if output_dir is not None else None
-        for number, members in enumerate(segments(cutter, refused)):
+        values = Declared(proto, inputs) if output_dir is not None and refused else None
+        for members in segments(cutter, refused):
             supported, path = refused.keys().isdisjoint(members), None
             if values is not None and output_dir is not None:
-                path = Path(output_dir, f"{number:03}_{'supported' if supported else 'refused'}.onnx")
+                kind, first, last = "supported" if supported else "unsupported", min(members), max(members)
+                path = Path(output_dir, f"{kind}_subgraph-nodes-{first}-{last}.onnx")
                 try:
                     part = cutter.cut(members, values).proto
                 except errors.InvalidModelError as exc:
-                    log.warning("Part %d is not written: %s", number, exc)
+                    log.warning("%s is not written: %s", path, exc)
                     path = None
                 else:
                     save_model(part, path, **(save_as or SaveConfig()).for_another())
             names = tuple(node_name(nodes[index]) for index in members)
             parts.append(Part(supported=supported, nodes=names, path=None if path is None else str(path)))
+    refusals = []
+    for (op, reason), indices in groups.items():
+        names = tuple(node_name(nodes[index]) for index in indices)
+        refusals.append(Refusal(op=op, reason=reason, nodes=names, positions=tuple(indices)))
     return CapabilityReport(
         backend=backend,
         nodes=len(nodes),
-        refused=tuple(Refusal(op=op, reason=reason, nodes=tuple(names)) for (op, reason), names in groups.items()),
+        refused=tuple(refusals),
         parts=tuple(parts),
     )
 

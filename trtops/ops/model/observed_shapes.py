@@ -12,6 +12,7 @@ from trtops.backend.onnx.accepted_inputs import accepted_inputs
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnxrt.observe import observe
+from trtops.comparator.data_loader import DataLoader
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.evaluation.data import open_feeds
 from trtops.ops.model.model_files import open_model
@@ -22,14 +23,17 @@ def with_observed_shapes(
 ) -> onnx.ModelProto:
     """Run a model once, and return a copy with its tensors' actual shapes and types, except those in sub-graphs.
 
-    Dynamic dimensions of inputs and outputs become static as well. The first feed of the source is used; random data by
-    default. InputError if the data does not fit the model; BackendError if ONNX Runtime does not run it.
+    Dynamic dimensions of inputs and outputs become static as well. The first feed of the source is used, by
+    default random data with 1 for dynamic dimensions.
+
+    InputError if the data does not fit the model; BackendError if ONNX Runtime does not run it.
     """
     opened = open_model(model)
     inputs = TensorMetadata.of(opened.info.inputs)
     feed: Feed = {}
     if inputs:
-        feed = dict(next(iter(open_feeds(feeds, inputs, accepted=lambda: accepted_inputs(opened.structure())))))
+        source = DataLoader() if feeds is None else feeds
+        feed = dict(next(iter(open_feeds(source, inputs, accepted=lambda: accepted_inputs(opened.structure())))))
     check_feed(inputs, feed)
     proto = opened.proto()
     graph = proto.graph

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import onnx
 
 from trtops import errors
-from trtops.backend.onnx import edit, external, fold, shapes, sparsity, walk, weights
+from trtops.backend.onnx import edit, external, fold, shapes, walk, weights
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.model import Model, check_structure, is_large, read_proto
 from trtops.backend.onnx.save import save_model
@@ -245,8 +245,8 @@ def sanitize(
 
 @checked_arguments
 def prune(model: Source, output: str | Path | None = None, *, save_as: SaveConfig | None = None) -> SurgeonResult:
-    """Make weights 2:4 sparse, to measure the gain of sparse kernels; see :mod:`trtops.backend.onnx.sparsity`."""
-    return operate(model, output, save_as, lambda proto: [f"Pruned {len(sparsity.prune(proto))} weights."])
+    """Make weights 2:4 sparse, to measure the gain of sparse kernels; see :mod:`trtops.backend.onnx.weights`."""
+    return operate(model, output, save_as, lambda proto: [f"Pruned {len(weights.prune(proto))} weights."])
 
 
 @checked_arguments

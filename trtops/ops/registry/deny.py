@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from trtops import errors
-from trtops.comparator.report import Tolerances
 from trtops.next_step import NextStep
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import OpResult, op_run, tracker_or_default
@@ -40,30 +39,19 @@ class DenyResult(OpResult):
             return
         yield from (f"- `{choice.layer}`: `{choice.tactic}`" for choice in self.entry.choices)
         yield from (f"- setting `{name}`: `{value}`" for name, value in self.entry.settings)
-        yield from ("", f"Confirmed by run `{self.entry.evidence}`.", f"For {builds_in(self.entry)}.")
-
-
-def builds_in(entry: DeniedTactic) -> str:
-    """The builds concerned by an entry, in words."""
-    if entry.always or not entry.scope:
-        return "all builds"
-    tighter = "" if entry.command else " or tighter limits"
-    step = NextStep("runs deny", {"run": entry.evidence, "always": True})
-    return f"builds that are checked{entry.scope}{tighter} only; `{step}` denies it for all"
+        yield from ("", f"Confirmed by run `{self.entry.evidence}`.")
 
 
 @checked_arguments
 def deny(
     proof_run: str,
     *,
-    always: bool = False,
     tracker: Tracker | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> DenyResult:
     """Add the culprits confirmed by a proof to the deny-list of its device and release.
 
-    A proof at limits or by a check that only its user asked for denies builds that are checked in that way; ``always``
-    denies all builds. ConfigError if the run is not a proof, or it confirmed nothing.
+    ConfigError if the run is not a proof, or it confirmed nothing.
 
     >>> trtops.deny(proof.run_id).headline  # doctest: +SKIP
     'FastGelu'
@@ -83,8 +71,6 @@ def deny(
             f"Run {proof_run} confirmed layers that fail only together: neither is a culprit by itself."
         )
     entry = DeniedTactic.from_json(stored.read_bytes(schema.Artifact.DENIED))
-    if always:
-        entry = replace(entry, always=True)
     entry_tags = {
         schema.Tag.EVIDENCE: proof_run,
         schema.Tag.BACKEND_VERSION: entry.backend_version,
@@ -112,12 +98,8 @@ def pardon(deny_run: str, *, tracker: Tracker | None = None, why: str) -> DenyRe
         return op.finish(result, evaluated=False)
 
 
-def deny_list(
-    tracker: Tracker, environment: Environment, tolerances: Tolerances | None = None, command: str = ""
-) -> DenyList:
-    """The denied tactics of an environment, for builds with these limits or this check command.
-
-    Entries that were confirmed at limits of a user's own count only for builds with these limits or tighter ones.
+def deny_list(tracker: Tracker, environment: Environment) -> DenyList:
+    """The denied tactics of an environment.
 
     Damaged entries are left out with a warning, and so is the whole list if the store cannot be read: a build does not
     depend on the store.
@@ -139,19 +121,8 @@ def deny_list(
             continue
         try:
             entry = DeniedTactic.from_json(tracker.load(info.id).read_bytes(schema.Artifact.DENIED))
-            if _applies(entry, tolerances, command):
-                entries.append(replace(entry, run=info.id))
+            entries.append(replace(entry, run=info.id))
         except errors.TrtopsError as exc:
             pardon_step = NextStep("runs pardon", {"run": info.id, "why": "it cannot be read"})
             log.warning("An entry of the deny-list is ignored: %s Prove it again, or: %s", exc, pardon_step)
     return DenyList(entries=tuple(entries))
-
-
-def _applies(entry: DeniedTactic, tolerances: Tolerances | None, command: str) -> bool:
-    """True for builds with limits, or a check, at least as strict as at the confirmation of an entry."""
-    if entry.always or not entry.scope:
-        return True
-    if entry.command:
-        return entry.command == command
-    confirmed = Tolerances.from_dict(entry.tolerances or {})
-    return tolerances is not None and not command and tolerances.implies(confirmed)

@@ -30,8 +30,8 @@ from trtops.tracking.builds import find_model, log_materials
 class PromoteConfig(
     Config,
     uses={
-        "check": "data input_shapes iterations seed golden labels tolerances warm_up latency_runs min_precision_share "
-        "power self_check"
+        "check": "data input_shapes iterations seed val_range golden labels tolerances warm_up latency_runs "
+        "min_precision_share power self_check"
     },
 ):
     """How a build is verified before it is accepted.
@@ -77,6 +77,11 @@ class PromoteResult(OpResult):
     def headline(self) -> str:
         """Always ``accepted``."""
         return "accepted"
+
+    @property
+    def figures(self) -> str:
+        """Where it is registered."""
+        return f"version {self.version} of {self.name!r}, alias {self.alias}"
 
     def body(self) -> Iterable[str]:
         """Where it is registered, and how it was verified."""

@@ -5,7 +5,7 @@ Every tensor is compared, in order of execution, in windows that fit into memory
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,7 +38,6 @@ from trtops.ops.search.submodel import onnxruntime_runner
 from trtops.record import Record
 from trtops.reports.document import Chart, Point, Section, Table
 from trtops.spec import BuildConfig, Precision
-from trtops.tables import table
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker
@@ -47,7 +46,7 @@ from trtops.verdict import Verdict
 log = logging.getLogger(__name__)
 
 _LONGEST_CHAIN = 12
-_MAX_PRINTED_TENSORS = 40  # tensors in the terminal
+_MAX_PRINTED_TENSORS = 3  # tensors on a screen
 _UNKNOWN_BYTES = 1 << 20
 # Of tensors observed at the same time. Both sides share a third of TRTOPS_MEMORY_LIMIT with the weights.
 _WINDOW_BYTES = 128 << 20
@@ -189,20 +188,24 @@ class AccuracyResult(OpResult):
         )
         title, x = "Error of each tensor", "tensors in order of execution"
         chart = Chart(title=title, form="points", x=x, y="relative error", points=points)
-        yield Section(text="\n\n".join(self.findings()), chart=chart if points else None)
+        yield Section(text="\n\n".join(self.because), chart=chart if points else None)
         if self.tensors:
             rows = tuple(_cells(tensor) for tensor in self.tensors)
             yield Section(title="Tensors", table=Table(columns=_TENSOR_COLUMNS, rows=rows))
 
-    def text(self) -> str:
-        """The findings, with a table of the tensors around the first differing one, or else of the last."""
-        at = next((i for i, tensor in enumerate(self.tensors) if tensor.name == self.first), len(self.tensors))
-        start = max(min(at - _MAX_PRINTED_TENSORS // 3, len(self.tensors) - _MAX_PRINTED_TENSORS), 0)
-        rows = map(_cells, self.tensors[start : start + _MAX_PRINTED_TENSORS])
-        return "\n".join([*self.findings(), "", table(_TENSOR_COLUMNS, rows)])
+    @property
+    def because(self) -> tuple[str, ...]:
+        """What differs first, and where errors grow."""
+        return tuple(self._findings())
 
-    def findings(self) -> Iterator[str]:
-        """Where the sides differ, a sentence each."""
+    def overview(self) -> Table:
+        """Return a row for each tensor around the first differing one, or else for the last."""
+        at = next((i for i, tensor in enumerate(self.tensors) if tensor.name == self.first), len(self.tensors))
+        start = max(min(at - 1, len(self.tensors) - _MAX_PRINTED_TENSORS), 0)
+        rows = [_cells(tensor)[:6] for tensor in self.tensors[start : start + _MAX_PRINTED_TENSORS]]
+        return Table(columns=_TENSOR_COLUMNS[:6], rows=tuple(rows))
+
+    def _findings(self) -> Iterator[str]:
         if self.disappears:
             yield (
                 "The error disappears when all tensors are observed: it comes from what the back end fuses. Find the "
@@ -236,7 +239,6 @@ def accuracy(
     actual: BuildConfig | MakeRunner,
     config: AccuracyConfig = AccuracyConfig(),
     *,
-    feeds: Iterable[Feed] | None = None,
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -246,7 +248,7 @@ def accuracy(
     """Compare every tensor of a model between two sides, and find the first difference.
 
     ``actual`` is the side under test: how to build an engine, or what makes a runner (:class:`Emulated`). The model
-    itself is taken to be right. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
+    itself is taken to be right. ``file`` names a model in memory.
 
     >>> result = trtops.accuracy("model.onnx", trtops.Emulated("fp16"))
     >>> result.verdict, result.first_nonfinite
@@ -254,10 +256,10 @@ def accuracy(
     """
     tested: Precision = "fp32"
     side = getattr(actual, "__qualname__", type(actual).__qualname__)
-    options = {} if feeds is not None else arguments_of(config)  # feeds in memory have no option
+    options = arguments_of(config)
     if isinstance(actual, BuildConfig):
         options |= arguments_of(actual)
-        actual = actual if feeds is not None else config.profiled(actual, open_model(model))
+        actual = config.profiled(actual, open_model(model))
         tested, side = actual.precision, f"{actual.backend} {actual.precision}"
     elif isinstance(actual, Emulated):
         tested, side = actual.to, f"emulated {actual.to}"
@@ -265,7 +267,7 @@ def accuracy(
         "accuracy", model, file, side=side, tracker=tracker, experiment=experiment, tags=tags, parent=parent
     ) as search:
         profiles = actual.profiles if isinstance(actual, BuildConfig) else ()
-        source = config.open_for(search.model, feeds, profiles=profiles)
+        source = config.open_for(search.model, profiles=profiles)
         samples = [dict(feed) for feed in source]
         tolerances = tolerances_for(tested, config.tolerances, search.model)
         # Masks hold the smallest FP32 number, which a lower precision cannot represent and clamps.

@@ -23,7 +23,7 @@ from trtops.backend.onnx.submodel import SubModel
 from trtops.comparator.results import IterationResult, RunResults
 from trtops.json import save_json
 from trtops.ops.search.submodel import CheckOutcome, CheckVerdict
-from trtops.record import JSONValue, Record, setting
+from trtops.record import Config, JSONValue, setting
 from trtops.system.allowed import check_command
 from trtops.system.processes import end_with_parent, temporary_prefix
 from trtops.system.worker import warm_worker
@@ -43,7 +43,7 @@ _IMPORTED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandCheck(Record):
+class CommandCheck(Config):
     """Runs a command on each sub-model, in a process group of its own, ended with the check."""
 
     # By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in `ignore_fail_codes` passes,

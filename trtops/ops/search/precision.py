@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import onnx
 
 from trtops import errors
-from trtops.backend.base import BaseRunner, Feed
+from trtops.backend.base import BaseRunner
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model, is_lean
@@ -29,7 +29,6 @@ from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
-from trtops.ops.evaluation.check import CheckConfig, Latency, measure_latency
 from trtops.ops.evaluation.data import DataConfig, Feeds, collect, naming_assumed
 from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
 from trtops.ops.evaluation.limits import tolerances_for
@@ -45,15 +44,13 @@ from trtops.record import refuse_unused, setting
 from trtops.reports.document import Chart, Point, Section
 from trtops.spec import OptimizationProfile
 from trtops.system.processes import temporary_prefix
-from trtops.system.worker import warm_worker
+from trtops.tables import listed
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker
 from trtops.verdict import Verdict
 
 log = logging.getLogger(__name__)
-
-_AS_FAST = 1.03  # latencies closer than this are noise; the set with fewer nodes in FP32 is chosen then
-_LATENCY_RUNS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +62,6 @@ class PrecisionConfig(DataConfig):
         mode: ``minimal`` finds a set of nodes from which none can be left out. ``bisect`` and ``linear`` keep all nodes
             from one end of the model, as few as possible.
         direction: The end that ``bisect`` and ``linear`` keep: ``forward`` the beginning, ``reverse`` the end.
-        fastest: Measure the sets that pass, and sets with more nodes in FP32 and thus fewer Casts, and choose the
-            fastest.
         tolerances: What the model must meet, compared with itself in FP32; by default what is expected of the
             precision.
         profiles: Shapes that the model has to be accurate at; see :func:`trtops.ops.evaluation.data.open_feeds`.
@@ -80,7 +75,6 @@ class PrecisionConfig(DataConfig):
     to: Literal["fp16", "bf16"] = "fp16"
     mode: Literal["minimal", "bisect", "linear"] = "minimal"
     direction: Literal["forward", "reverse"] = "forward"
-    fastest: bool = False
     tolerances: Tolerances | None = None
     profiles: tuple[OptimizationProfile, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -174,7 +168,6 @@ class PrecisionResult(KeptLayersResult):
     seconds: float = 0.0
     steps: tuple[Step, ...]  # the first is the check of the model with all nodes lowered
     excess: float | None = None  # largest error over what is allowed; None if a command or function checked it
-    latencies: Mapping[str, float] = field(default_factory=dict)  # medians in ms, if the fastest model was searched
     path: str | None = None
 
     @property
@@ -199,36 +192,34 @@ class PrecisionResult(KeptLayersResult):
         )
         title, x, y = f"{self.to.upper()} model", "nodes kept in FP32", "largest error / allowed error"
         chart = Chart(title=title, form="points", points=points, x=x, y=y)
-        yield Section(text=f"```\n{self.text()}\n```", chart=chart if points else None)
+        lines = "".join(f"- {line}.\n" for line in map(one_line, (*self.because, self.figures)) if line)
+        yield Section(text=lines, chart=chart if points else None)
         if self.layers:
             yield Section(text=self.layer_table())
 
-    def text(self) -> str:
-        """The result for a terminal: the nodes to keep, and a table of the models."""
-        kept_count = f"{len(self.keep)} of {self.nodes} nodes"
-        if self.latencies:
-            lines = [f"The fastest model that passes keeps {kept_count} in FP32: {', '.join(self.keep)}"]
-        elif self.outcome == "good":
-            lines = [f"All {self.nodes} nodes can be lowered."]
-            if self.excess is None:
-                lines.append("The check has not failed once: make sure that it fails for wrong outputs.")
-        elif self.outcome == "mixed":
-            lines = [f"{kept_count} must stay in FP32: {', '.join(self.keep)}"]
-        elif failure := next((step.detail for step in self.steps if step.size == self.nodes and step.detail), ""):
-            lines = [f"The model does not run, even with every node in FP32: {failure.strip().splitlines()[0]}"]
-        else:
-            lines = ["Even with every node in FP32 the outputs are not accurate enough, or the check is broken."]
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The nodes to keep, or why none help."""
+        if self.outcome == "good":
+            unfailing = "The check has not failed once: make sure that it fails for wrong outputs"
+            return (f"All {self.nodes} nodes can be lowered", *([unfailing] if self.excess is None else []))
+        if self.outcome == "mixed":
+            return (f"{len(self.keep)} of {self.nodes} nodes must stay in FP32: {listed(self.keep)}",)
+        if failure := next((step.detail for step in self.steps if step.size == self.nodes and step.detail), ""):
+            return (f"The model does not run, even with every node in FP32: {failure.strip().splitlines()[0]}",)
+        return ("Even with every node in FP32 the outputs are not accurate enough, or the check is broken",)
+
+    @property
+    def figures(self) -> str:
+        """The largest error, and the file."""
+        parts = []
         if self.excess is not None:
             lowered = self.steps[0].excess
-            lines.append(
-                f"Largest error: {self.excess:.3g} times what is allowed; with all nodes in {self.to.upper()} "
-                f"{'it does not run' if lowered is None else f'{lowered:.3g} times'}."
-            )
-        if self.latencies:
-            lines.append(f"Latency: {', '.join(f'{label} {ms:.3f} ms' for label, ms in self.latencies.items())}")
+            without = "does not run" if lowered is None else f"{lowered:.3g} times"
+            parts.append(f"largest error {self.excess:.3g} times what is allowed (all in {self.to.upper()}: {without})")
         if self.path is not None:
-            lines.append(f"Wrote {self.path}")
-        return "\n".join(lines)
+            parts.append(f"wrote {self.path}")
+        return ", ".join(parts)
 
 
 @checked_arguments
@@ -236,7 +227,6 @@ def precision(
     model: Source,
     config: PrecisionConfig = PrecisionConfig(),
     *,
-    feeds: Iterable[Feed] | None = None,
     runner: MakeRunner = emulated_runner,
     evaluate: Callable[[Candidate], bool] | None = None,
     tracker: Tracker | None = None,
@@ -251,24 +241,20 @@ def precision(
     ``runner`` makes the runner of a candidate: :func:`emulated_runner`, that of an
     :class:`~trtops.ops.search.precision_engines.EngineWriter`, or one that builds ``candidate.rewritten.model``.
     ``evaluate`` says whether a candidate is good, instead of running and comparing it (:func:`checking_candidates` runs
-    a command); then no data is generated. ``feeds`` replace ``config.data``; ``file`` names a model in memory.
+    a command); then no data is generated. ``file`` names a model in memory.
     ConfigError if an excluded name matches nothing, or the output is the model's own file.
 
     >>> trtops.precision("model.onnx", trtops.PrecisionConfig(to="bf16")).headline
     'good'
     """
     if evaluate is not None:
-        if config.fastest:
-            raise errors.ConfigError(
-                "fastest measures engines; a check command or function gives none. Use one of them."
-            )
         unused = ("data", "input_shapes", "iterations", "seed", "tolerances")
         used = " ".join(field.name for field in fields(config) if field.name not in unused)
         refuse_unused(config, {"": used}, op="precision with a check")
     with search_run(
         "precision", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent
     ) as search:
-        nodes = _PrecisionSearch(search.model, config, feeds, runner, evaluate, progress)
+        nodes = _PrecisionSearch(search.model, config, runner, evaluate, progress)
         result, candidate = run_step("search", nodes.run)
         result = replace(result, seconds=search.seconds)
         if config.output is not None:
@@ -286,7 +272,6 @@ class _PrecisionSearch:
 
     model: Model
     config: PrecisionConfig
-    source_feeds: Iterable[Feed] | None
     make: MakeRunner
     evaluate: Callable[[Candidate], bool] | None
     progress: Callable[[Step], None] | None
@@ -302,7 +287,7 @@ class _PrecisionSearch:
         self.names = list(self.ops)
         self.everything = frozenset(range(len(self.names)))
         self.tolerances = tolerances_for(config.to, config.tolerances, model)
-        opened = config.open_for(model, self.source_feeds, profiles=config.profiles)
+        opened = config.open_for(model, profiles=config.profiles)
         self.feeds = [] if self.evaluate else list(map(dict, opened))
         with naming_assumed(model, opened):
             self.golden = list(map(dict, reference_outputs(self.original, self.feeds))) if self.feeds else []
@@ -310,7 +295,6 @@ class _PrecisionSearch:
         undefined = find_undefined(model, self.feeds, nan, config.tolerances) if self.feeds else Undefined()
         if undefined.reasons:
             raise errors.InputError(f"No precision is good enough on this data: {'; '.join(undefined.reasons)}.")
-        self.latencies: dict[Items, float | None] = {}
         self.search = Search(self.test, max_tests=config.max_checks, progress=self.progress)
         # Answers of a replay only hold for the same question.
         depends_on = {
@@ -322,15 +306,8 @@ class _PrecisionSearch:
         self.search.use_replays(config.load_replay, config.save_replay, len(self.names), depends_on)
 
     def run(self) -> tuple[PrecisionResult, Candidate]:
-        """Search and measure; return the result, and its candidate."""
+        """Search; return the result, and its candidate."""
         keep, outcome, minimal = self.find()
-        latencies: dict[str, float] = {}
-        if self.config.fastest and outcome != "bad":
-            fewest, keep = keep, self.fastest(keep)
-            minimal = minimal and keep == fewest
-            for label, items in (("fastest", keep), ("fewest in FP32", fewest), ("all in FP32", self.everything)):
-                if (milliseconds := self.latency(items)) is not None:
-                    latencies[label] = milliseconds
         step = self.search.answers.get(keep)
         candidate = self.candidate(keep)
         names = tuple(self.names[index] for index in sorted(keep))
@@ -344,7 +321,6 @@ class _PrecisionSearch:
             checks=len(self.search.steps),
             steps=tuple(self.search.steps),
             excess=None if step is None else step.excess,
-            latencies=latencies,
             path=self.config.output,
             options=arguments_of(self.config),
         )
@@ -367,25 +343,6 @@ class _PrecisionSearch:
         except OutOfTestsError:
             return self.search.smallest_so_far(), "mixed", False
 
-    def fastest(self, fewest: Items) -> Items:
-        """The fastest passing set among the smallest, other passing ones, and some with more nodes in FP32."""
-        passed = sorted((items for items, step in self.search.answers.items() if step.verdict == "pass"), key=len)
-        sets = [fewest, *passed[:4], self.everything]
-        places = sorted(fewest)
-        # A Cast between two precisions can cost more than an operator saves in 16 bit, so gaps between nodes in FP32
-        # are closed as well: small ones, and all.
-        for gap in (2, 4, len(self.names)):
-            pairs = itertools.pairwise(places)
-            sets.append(fewest.union(*(range(low, high) for low, high in pairs if high - low <= gap)))
-        self.search.max_tests = None  # the limit on checks is for the search; these few are checked in any case
-        passing = [items for items in dict.fromkeys(sets) if items == fewest or self.search.holds(items)]
-        measured: dict[Items, float] = {}
-        for items in passing:
-            if (latency := self.latency(items)) is not None:
-                measured[items] = latency
-        limit = min(measured.values(), default=0.0) * _AS_FAST
-        return min((items for items, latency in measured.items() if latency <= limit), key=len, default=fewest)
-
     def candidate(self, items: Items) -> Candidate:
         """The candidate with these nodes in FP32."""
         keep = frozenset(self.names[index] for index in items)
@@ -405,30 +362,6 @@ class _PrecisionSearch:
             return CheckOutcome(verdict="fail", detail=str(exc))
         report = compare_outputs(outputs, self.golden, self.tolerances)
         return CheckOutcome(verdict="pass" if report else "fail", excess=_worst_excess(report, self.tolerances))
-
-    def latency(self, items: Items) -> float | None:
-        """Median latency in ms, of the back end under test, or of the model in ONNX Runtime if it is only emulated."""
-        if items in self.latencies:  # measured as one of the sets that the fastest is chosen from
-            return self.latencies[items]
-        candidate = self.candidate(items)
-        check = CheckConfig(warm_up=3, latency_runs=_LATENCY_RUNS)
-        measured: Latency | None = None
-        try:
-            if self.make is emulated_runner:
-                with warm_worker() as worker:  # ONNX Runtime crashes on some models in 16 bit
-                    measured = worker.run(_latency_of_model, candidate.rewritten.model, self.feeds, check)
-            else:
-                with self.make(candidate) as runner:
-                    measured = measure_latency(runner, self.feeds, check)
-        except errors.BackendError as exc:
-            log.warning("Latency with %d nodes kept was not measured: %s", len(items), exc)
-        self.latencies[items] = None if measured is None else measured.p50_ms
-        return self.latencies[items]
-
-
-def _latency_of_model(model: onnx.ModelProto, feeds: list[Feed], check: CheckConfig) -> Latency | None:
-    with onnxruntime_runner(model) as runner:
-        return measure_latency(runner, feeds, check)
 
 
 def _worst_excess(report: ComparisonReport, tolerances: Tolerances) -> float:

@@ -43,6 +43,8 @@ from trtops.ops.search.submodel import Check, CheckOutcome, CheckVerdict, Compar
 from trtops.record import Record, setting
 from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix
+from trtops.tables import counted, listed
+from trtops.terminal import one_line
 from trtops.tracking import schema
 from trtops.tracking.base import NO_RUN, Run, Tracker
 from trtops.verdict import Verdict
@@ -144,23 +146,28 @@ class ReduceResult(OpResult):
             return super().next_step
         return NextStep("inspect model", {"model": self.culprit.path, "show": "layers"})
 
-    def body(self) -> Iterator[str]:
-        """The result as in a terminal."""
-        yield from ("```", self.text(), "```")
-
-    def text(self) -> str:
-        """The result for a terminal."""
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The smallest failing part, and how it fails."""
         if self.whole == "error":
-            return f"The whole model fails in another way than the one searched for: {self.detail}"
+            return (f"The whole model fails in another way than the one searched for: {self.detail.rstrip()}",)
         if (culprit := self.culprit) is None:
-            return "The model does not fail."
-        lines = [f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {', '.join(culprit.labels)}"]
-        if culprit.detail:
-            lines.append(f"  {culprit.detail.rstrip()}")
-        if culprit.path is not None:
-            inputs = f", its inputs to {culprit.inputs_path}" if culprit.inputs_path else ""
-            lines.append(f"  saved to {culprit.path}{inputs}")
-        return "\n".join([*lines, f"{self.checks} checks in {self.seconds:.1f} s"])
+            return ("The model does not fail",)
+        nodes = f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {listed(culprit.labels)}"
+        return (nodes, *filter(None, [culprit.detail.rstrip()]))
+
+    @property
+    def figures(self) -> str:
+        """The files of the part, and the checks."""
+        checks = f"{counted(self.checks, 'check')} in {self.seconds:.1f} s"
+        if self.culprit is None or self.culprit.path is None:
+            return checks
+        inputs = f", its inputs in {self.culprit.inputs_path}" if self.culprit.inputs_path else ""
+        return f"saved to {self.culprit.path}{inputs}; {checks}"
+
+    def body(self) -> Iterator[str]:
+        """The findings and the figures."""
+        yield from (f"- {one_line(line)}" for line in (*self.because, self.figures))
 
 
 def engine_check(build: BuildConfig, tolerances: Tolerances | None = None) -> ComparisonCheck:
@@ -175,7 +182,6 @@ def reduce(
     check: Check,
     config: ReduceConfig = ReduceConfig(),
     *,
-    feeds: Iterable[Feed] | None = None,
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -186,8 +192,8 @@ def reduce(
     """Find the smallest part of a model with the same failure.
 
     ``check`` says whether a sub-model passes (:mod:`trtops.ops.search.submodel`): a callable, a comparison as
-    :func:`engine_check` makes it, or a :class:`~trtops.ops.search.command.CommandCheck`. ``feeds`` replace
-    ``config.data``; ``file`` names a model in memory. ``progress`` is called after each check.
+    :func:`engine_check` makes it, or a :class:`~trtops.ops.search.command.CommandCheck`. ``file`` names a
+    model in memory. ``progress`` is called after each check.
     ConfigError if the replay belongs to another search, or an output path is the model's own. Any exception of the
     check on the whole model passes through; on a part it counts as another failure.
 
@@ -198,7 +204,7 @@ def reduce(
     (1, 'Relu')
     """
     with search_run("reduce", model, file, tracker=tracker, experiment=experiment, tags=tags, parent=parent) as search:
-        result, steps = run_step("search", _find_culprit, search.model, check, config, feeds, progress)
+        result, steps = run_step("search", _find_culprit, search.model, check, config, progress)
         result = replace(result, seconds=search.seconds)
         search.op.run.log_params({"model": search.model.name, "check": describe(check), **config.to_dict()})
         if search.op.run is not NO_RUN:
@@ -212,7 +218,6 @@ def _find_culprit(
     model: Model,
     check: Check,
     config: ReduceConfig,
-    feeds: Iterable[Feed] | None,
     progress: Callable[[Step], None] | None,
 ) -> tuple[ReduceResult, Sequence[Step]]:
     cutter = Cutter(model.proto(lean=True))
@@ -225,13 +230,13 @@ def _find_culprit(
         inputs[name] = replace(inputs[name], shape=tuple(shape))
     source: Iterable[Feed] = ()
     if config.inputs == "real":
-        source = config.open_for(model, feeds, inputs) if inputs else [{}]
+        source = config.open_for(model, inputs=inputs) if inputs else [{}]
     samples: list[Feed] = []
     for feed in source:
         check_feed(inputs, feed)
         samples.append(dict(feed))
     # As in Polygraphy, tensors of other branches become weights only if the user gives data.
-    freeze = config.inputs == "real" and (feeds is not None or config.data is not None)
+    freeze = config.inputs == "real" and config.data is not None
     data = f"{config.inputs}, branches {'frozen' if freeze else 'inputs'}"
     if samples:
         # Arrays of objects have no bytes of their own; their text has.

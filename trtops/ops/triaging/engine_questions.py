@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import replace
-from typing import Any
 
 from trtops import errors
 from trtops.backend.onnx.emulation import LARGEST_FLOAT16
@@ -10,6 +9,7 @@ from trtops.backend.onnx.precision import LowPrecision, lower_precision
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.onnxrt.calibration import collect as collect_ranges
 from trtops.calibration.cache import CalibrationCache
+from trtops.calibration.data import data_source
 from trtops.comparator.report import compare_outputs
 from trtops.metadata import TensorMetadata
 from trtops.next_step import NextStep, arguments_of
@@ -22,16 +22,13 @@ from trtops.ops.search.accuracy import AccuracyConfig, Emulated, accuracy
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.ops.search.submodel import Check, ComparisonCheck
-from trtops.ops.triaging.result import Answer, Kind
+from trtops.ops.triaging.result import Kind, Step
 from trtops.ops.triaging.subject import Subject, first_lines
 from trtops.spec import BuildConfig
 from trtops.tables import counted, listed
 from trtops.tracking.memory import MemoryTracker
 
 MINIMAL, INPUTS, BUNDLE = "minimal.onnx", "minimal_inputs.json", "bundle.zip"
-
-FIRST_BUILDS = 8
-"""Builds of a campaign after which it goes on only if one of them was good."""
 
 _MAX_CHECKS = 200  # of sub-models, and of sets of nodes to keep
 # These make infinity or NaN of a value that rounding made zero.
@@ -46,7 +43,7 @@ def low_precision(subject: Subject) -> LowPrecision:
     return "bf16" if subject.config.build.precision == "bf16" else "fp16"
 
 
-def ask_build(subject: Subject) -> Answer:
+def ask_build(subject: Subject) -> Step:
     """Whether the engine is bad at all."""
     builds = 0
     if subject.engine is None:
@@ -57,99 +54,99 @@ def ask_build(subject: Subject) -> Answer:
                 raise
             verb = "inspect capability" if subject.config.build.backend == "tensorrt" else "check lint"
             remedy = f"change what the builder refuses; see `{NextStep(verb, {'model': subject.path})}`"
-            return Answer("it fails", first_lines([str(exc)]), kind="build", remedy=remedy, builds=1)
+            return Step("it fails", first_lines([str(exc)]), kind="build", remedy=remedy, builds=1)
         builds = 0 if conversion.reused_from else 1
         subject.engine = subject.read_engine(conversion.run_id)
     evaluation = subject.engine.evaluation
     evidence = (f"{subject.engine.evidence} The engine is {evaluation.verdict}.", *first_lines(evaluation.reasons))
     if evaluation.verdict == "unproven":
         remedy = "repeat the triage with real inputs (--load-inputs), or shapes that are used (--input-shapes)"
-        return Answer("unproven", evidence, remedy=remedy, builds=builds)
+        return Step("unproven", evidence, remedy=remedy, builds=builds)
     if evaluation.verdict == "good":
-        return Answer("good", evidence, builds=builds)
+        return Step("good", evidence, builds=builds)
     if evaluation.self_check is not None and "repeated inference" in evaluation.self_check.named("broken"):
         remedy = "deny tactics that add up in no fixed order (split-K, atomic reductions)"
-        return Answer("differs from run to run", evidence, kind="not repeatable", remedy=remedy, builds=builds)
-    return Answer("bad when rounded" if evaluation.report else "bad", evidence, builds=builds)
+        return Step("differs from run to run", evidence, kind="not repeatable", remedy=remedy, builds=builds)
+    return Step("bad when rounded" if evaluation.report else "bad", evidence, builds=builds)
 
 
-def ask_precision(subject: Subject) -> Answer:
+def ask_precision(subject: Subject) -> Step:
     """Whether the precision alone makes it bad, or the builder: the model is rounded without one."""
     assert subject.engine is not None
     evaluation, requested = subject.engine.evaluation, subject.config.check.tolerances
     right = subject.right_model(subject.config.build, subject.engine.build.calibration_cache)
     name, answer = right.precision.upper(), "quantization" if right.precision in EIGHT_BITS else "the precision"
     if evaluation.noise is not None and (reasons := evaluation.noise.reasons(evaluation.report)):
-        return Answer(answer, first_lines(reasons))
+        return Step(answer, first_lines(reasons))
     if right.precision in ("fp16", "bf16"):
         emulated = evaluation.emulated or right.emulation(requested)
         if emulated is None:
-            return Answer("the builder", (f"The model does not run rounded to {name}.",))
+            return Step("the builder", (f"The model does not run rounded to {name}.",))
         evidence = (emulated.sentence(), *first_lines(emulated.reasons))
-        return Answer(answer if emulated.verdict == "bad" else "the builder", evidence)
+        return Step(answer if emulated.verdict == "bad" else "the builder", evidence)
     try:
         rounded = right.moved if right.precision == "fp32" else right.rounded[0]
     except errors.TrtopsError as exc:
-        return Answer("the builder", first_lines([f"{name} cannot be emulated: {exc}"]))
+        return Step("the builder", first_lines([f"{name} cannot be emulated: {exc}"]))
     report = None if rounded is None else compare_outputs(rounded, right.golden, right.tolerances(requested))
     if report is None or report:
-        return Answer("the builder", (f"With {name}'s rounding alone, the outputs are within the limits.",))
+        return Step("the builder", (f"With {name}'s rounding alone, the outputs are within the limits.",))
     evidence = (f"With {name}'s rounding alone, the outputs exceed the limits.", *first_lines(report.reasons))
     if right.precision in EIGHT_BITS:
-        return Answer(answer, evidence)
-    return Answer("the limits", evidence, kind="rounding", remedy=f"allow errors of {name}'s rounding")
+        return Step(answer, evidence)
+    return Step("the limits", evidence, kind="rounding", remedy=f"allow errors of {name}'s rounding")
 
 
-def ask_tactic(subject: Subject) -> Answer:
+def ask_tactic(subject: Subject) -> Step:
     """Which choice of the builder makes builds bad, from differing builds and mixtures of them."""
-    config = subject.config
+    config, settings = subject.config, () if subject.engine is None else subject.engine.build.tactics.settings
+    # Where no combination of a few settings is good, more builds do not help.
+    most_builds = min(config.campaign_builds, 8 << len(settings)) if settings else config.campaign_builds
     campaign_config = DebugBuildConfig(
         build=replace(config.build, options=replace(config.build.options, tactic_seed=None)),
         check=config.check,
         calibration_data=config.calibration_data,
         calibration_cache=config.calibration_cache,
         random_tactics=True,
-        max_iterations=min(FIRST_BUILDS, config.campaign_builds),
+        max_iterations=most_builds,
+        max_minutes=None if config.minutes is None else subject.seconds_left / 60,
     )
-    run: dict[str, Any] = {"tracker": subject.tracker, "experiment": subject.experiment, "tags": subject.tags}
-    campaign = debug_build(subject.path, campaign_config, **run)
-    minutes_left = None if config.minutes is None else subject.seconds_left / 60
-    # More builds help if some are good. Where all of them are bad, no choice decides.
-    if campaign.good + campaign.unproven and not campaign.confirmed and (minutes_left is None or minutes_left > 0):
-        more = replace(campaign_config, max_iterations=config.campaign_builds, max_minutes=minutes_left)
-        campaign = debug_build(subject.path, more, resume=campaign.run_id, **run)
+    campaign = debug_build(
+        subject.path, campaign_config, tracker=subject.tracker, experiment=subject.experiment, tags=subject.tags
+    )
     counts = f"Campaign `{campaign.run_id}`: {next(iter(campaign.body()))}"
     builds, culprits = campaign.iterations + campaign.mixtures, dict[str, None]()
     if not campaign.confirmed:
         kind: Kind = "intermittent" if campaign.good + campaign.unproven and campaign.bad else "builder"
-        return Answer("none is confirmed", (counts, f"{campaign.headline}."), kind=kind, builds=builds)
+        return Step("none is confirmed", (counts, f"{campaign.headline}."), kind=kind, builds=builds)
     for culprit in (culprit for bisection in campaign.bisections for culprit in bisection.culprits):
         culprits |= dict.fromkeys(unit.name for unit in culprit.units)
     remedy = "deny it, then build again"
     if not isinstance(subject.tracker, MemoryTracker):
         remedy = f"prove it, which denies it, then build again: `{NextStep('debug prove', {'run': campaign.run_id})}`"
     evidence = counts, *campaign.confirmed
-    return Answer("confirmed", evidence, kind="tactic", places=tuple(culprits), remedy=remedy, builds=builds)
+    return Step("confirmed", evidence, kind="tactic", places=tuple(culprits), remedy=remedy, builds=builds)
 
 
-def ask_divergence(subject: Subject) -> Answer:
+def ask_divergence(subject: Subject) -> Step:
     """Where rounding goes wrong, and how."""
-    low, config = low_precision(subject), AccuracyConfig(tolerances=subject.config.check.tolerances)
-    comparison = accuracy(str(subject.path), Emulated(low), config, feeds=subject.feeds, **subject.below())
-    evidence = tuple(comparison.findings())
+    low, tolerances = low_precision(subject), subject.config.check.tolerances
+    config = AccuracyConfig(data=data_source(subject.feeds), tolerances=tolerances)
+    comparison = accuracy(str(subject.path), Emulated(low), config, **subject.below())
+    evidence = comparison.because
     too_large = next((tensor for tensor in comparison.tensors if tensor.magnitude > LARGEST_FLOAT16), None)
     if too_large is not None and (comparison.first_nonfinite is not None or comparison.verdict == "bad"):
         evidence += (f"{too_large.name!r} reaches {too_large.magnitude:,.0f}; FP16 ends at 65,504.",)
-        return Answer("a value overflows", evidence, kind="overflow", places=(too_large.node, too_large.name))
+        return Step("a value overflows", evidence, kind="overflow", places=(too_large.node, too_large.name))
     if comparison.first_nonfinite is not None:
         nonfinite = comparison.tensor(comparison.first_nonfinite)
         # Weights that are 0 in FP16 only.
         flushed = tuple(lower_precision(subject.model.proto(), low).flushed)
         kind: Kind = "underflow" if nonfinite.op in _DIVIDING else "nan"
-        return Answer("NaN appears", evidence, kind=kind, places=(nonfinite.node, nonfinite.name, *flushed))
+        return Step("NaN appears", evidence, kind=kind, places=(nonfinite.node, nonfinite.name, *flushed))
     name = comparison.origin or comparison.first
     if name is None:
-        return Answer("no tensor shows it", evidence, kind="rounding")
+        return Step("no tensor shows it", evidence, kind="rounding")
     origin, index = comparison.tensor(name), [tensor.name for tensor in comparison.tensors].index(name)
     # Cancellation: the result is much smaller than the operands; only some of these are known.
     operands = [tensor for tensor in comparison.tensors if tensor.name in comparison.chain and tensor != origin]
@@ -157,28 +154,29 @@ def ask_divergence(subject: Subject) -> Answer:
     largest = max((tensor.magnitude for tensor in operands), default=0.0)
     cancels = origin.op in _ADDING and (origin.growth or 0) > 1 / _CANCELS and origin.magnitude < _CANCELS * largest
     answer = "a difference cancels" if cancels else "rounding adds up"
-    return Answer(answer, evidence, kind="cancellation" if cancels else "rounding", places=(origin.node, name))
+    return Step(answer, evidence, kind="cancellation" if cancels else "rounding", places=(origin.node, name))
 
 
-def ask_keep(subject: Subject) -> Answer:
+def ask_keep(subject: Subject) -> Step:
     """Which nodes have to stay in FP32."""
     tolerances, checks = subject.config.check.tolerances, subject.affordable(_MAX_CHECKS)
-    config = PrecisionConfig(to=low_precision(subject), tolerances=tolerances, max_checks=checks)
-    lowering = precision(str(subject.path), config, feeds=subject.feeds, **subject.below())
-    evidence = first_lines(lowering.text().splitlines())
+    data, low = data_source(subject.feeds), low_precision(subject)
+    config = PrecisionConfig(data=data, to=low, tolerances=tolerances, max_checks=checks)
+    lowering = precision(str(subject.path), config, **subject.below())
+    evidence = first_lines((*lowering.because, lowering.figures))
     if lowering.outcome != "mixed":
-        return Answer("keeping nodes does not help" if lowering.outcome == "bad" else "none", evidence)
+        return Step("keeping nodes does not help" if lowering.outcome == "bad" else "none", evidence)
     options = arguments_of(subject.config.build) | arguments_of(subject.config.check)
     search = {"model": subject.path, "precision": config.to, "output": "mixed.onnx"}
     command = NextStep.after(options, "debug precision", search)
     remedy = f"keep in FP32: {listed(lowering.keep, 8)} (`{command}`)"
-    return Answer(counted(len(lowering.keep), "node"), evidence, remedy=remedy)
+    return Step(counted(len(lowering.keep), "node"), evidence, remedy=remedy)
 
 
-def ask_ranges(subject: Subject) -> Answer:
+def ask_ranges(subject: Subject) -> Step:
     """Find truncating calibration ranges, and check if the observed range corrects the engine."""
     if subject.calibration is None:
-        return Answer("calibrated here", ("The ranges come from this data.",))
+        return Step("calibrated here", ("The ranges come from this data.",))
     cache = CalibrationCache.from_bytes(subject.calibration)
     inputs = TensorMetadata.of(subject.model.info.inputs)
     collector = collect_ranges(subject.model.proto(), subject.feeds, inputs=inputs, min_samples=1, counted=False)
@@ -188,7 +186,7 @@ def ask_ranges(subject: Subject) -> Answer:
         if calibrated.name in observed and 0 < calibrated.amax < observed[calibrated.name].amax:
             excess[calibrated.name] = observed[calibrated.name].amax / calibrated.amax
     if not excess:
-        return Answer("all fit", (f"{len(cache.ranges)} ranges hold all values of this data.",))
+        return Step("all fit", (f"{len(cache.ranges)} ranges hold all values of this data.",))
     places = tuple(sorted(excess, key=excess.__getitem__, reverse=True))
     amax = observed[places[0]].amax
     sentence = f"{places[0]!r} reaches {amax:.4g}, {excess[places[0]]:.3g} times what its range holds."
@@ -198,37 +196,37 @@ def ask_ranges(subject: Subject) -> Answer:
     conversion = subject.convert(calibration_cache=str(file))
     evidence = sentence, f"With the observed ranges of {', '.join(places)} the engine is {conversion.verdict}."
     if conversion.verdict == "bad":
-        return Answer("other causes", evidence, builds=1)
+        return Step("other causes", evidence, builds=1)
     remedy = f"calibrate again on data like this; the range of {places[0]!r} has to reach {amax:.4g}"
-    return Answer("one is too short", evidence, kind="range", places=places, remedy=remedy, builds=1)
+    return Step("one is too short", evidence, kind="range", places=places, remedy=remedy, builds=1)
 
 
-def ask_layers(subject: Subject) -> Answer:
+def ask_layers(subject: Subject) -> Step:
     """Which layers INT8 costs most."""
     cache = None if subject.engine is None else subject.engine.build.calibration_cache
     if cache is None:
-        return Answer("unknown", ("The build left no calibration cache.",), kind="quantization")
+        return Step("unknown", ("The build left no calibration cache.",), kind="quantization")
     limit = subject.tolerances.max_nrmse
-    config = SensitivityConfig(budget=0.2 if limit is None else float(limit))
+    config = SensitivityConfig(data=data_source(subject.feeds), budget=0.2 if limit is None else float(limit))
     ranges = CalibrationCache.from_bytes(cache)
-    measured = sensitivity(subject.path, ranges, config, data=subject.feeds, **subject.below())
+    measured = sensitivity(subject.path, ranges, config, **subject.below())
     places = measured.keep or tuple(layer.layer for layer in measured.layers[:3])
     evidence = tuple(line for line in [*measured.body()][:3] if line)
     remedy = f"keep in higher precision: {', '.join(measured.keep)}" if measured.keep else ""
-    return Answer(f"{len(measured.keep)} layers", evidence, kind="quantization", places=places, remedy=remedy)
+    return Step(f"{len(measured.keep)} layers", evidence, kind="quantization", places=places, remedy=remedy)
 
 
-def ask_minimal(subject: Subject) -> Answer:
+def ask_minimal(subject: Subject) -> Step:
     """How small the failing case gets."""
     check, is_built = _check(subject), "divergence" not in subject.answers
     checks = subject.affordable(_MAX_CHECKS, builds=int(is_built))
-    config = ReduceConfig(output=str(subject.files / MINIMAL), max_checks=checks)
-    reduction = reduce(str(subject.path), check, config, feeds=subject.feeds, **subject.below())
-    builds, evidence = reduction.checks * is_built, first_lines(reduction.text().splitlines()[:1])
+    config = ReduceConfig(data=data_source(subject.feeds), output=str(subject.files / MINIMAL), max_checks=checks)
+    reduction = reduce(str(subject.path), check, config, **subject.below())
+    builds, evidence = reduction.checks * is_built, first_lines(reduction.because[:1])
     if (culprit := reduction.culprit) is None:
-        return Answer("parts do not show it", evidence, builds=builds)
+        return Step("parts do not show it", evidence, builds=builds)
     places = culprit.labels if subject.engine is None else ()
-    return Answer(counted(len(culprit.nodes), "node"), evidence, places=places, builds=builds)
+    return Step(counted(len(culprit.nodes), "node"), evidence, places=places, builds=builds)
 
 
 def _check(subject: Subject) -> Check:
@@ -252,11 +250,11 @@ def _check(subject: Subject) -> Check:
     return ComparisonCheck(runner=side, tolerances=subject.tolerances, failures=("build", "inference"))
 
 
-def ask_bundle(subject: Subject) -> Answer:
+def ask_bundle(subject: Subject) -> Step:
     """Whether the smallest case can be reproduced without trtops."""
     path = subject.files / MINIMAL
     if not path.is_file():
-        return Answer("nothing to bundle", ("There is no smallest case.",))
+        return Step("nothing to bundle", ("There is no smallest case.",))
     check = replace(subject.config.check, data=str(subject.files / INPUTS), golden=None, tolerances=subject.tolerances)
     side, replay = subject.side(), None
     build = BuildConfig(precision=low_precision(subject)) if "divergence" in subject.answers else side.config
@@ -268,10 +266,10 @@ def ask_bundle(subject: Subject) -> Answer:
         with contextlib.suppress(errors.BackendError):  # a failed build is a case as well
             conversion = subject.convert(path=path, replay=None if replay is None else str(replay), **changes)
             if conversion.verdict != "bad":
-                return Answer("no", (f"Built alone, the smallest case is {conversion.verdict}.",), builds=1)
+                return Step("no", (f"Built alone, the smallest case is {conversion.verdict}.",), builds=1)
         [run] = subject.tracker.find(parent=subject.parent)
         bundled = bundle(run.id, BundleConfig(output=str(subject.files / BUNDLE)), tracker=subject.tracker)
     except errors.TrtopsError as exc:
-        return Answer("no", first_lines([str(exc)]), builds=1)
+        return Step("no", first_lines([str(exc)]), builds=1)
     last_line = (bundled.printed.strip().splitlines() or ["It could not be tried here."])[-1]
-    return Answer("yes", (f"{BUNDLE}, {bundled.size} bytes.", last_line), builds=1)
+    return Step("yes", (f"{BUNDLE}, {bundled.size} bytes.", last_line), builds=1)

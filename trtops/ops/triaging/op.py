@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
-from trtops.ops.triaging.result import Answer, Step, TriageConfig, TriageResult
+from trtops.ops.triaging.result import Step, TriageConfig, TriageResult
 from trtops.ops.triaging.subject import Subject
 from trtops.system.worker import close_workers
 from trtops.tables import counted
@@ -34,7 +34,7 @@ class Question(NamedTuple):
     """One question of the table."""
 
     asks: str
-    ask: Callable[[Subject], Answer]
+    ask: Callable[[Subject], Step]
     then: Mapping[str, str]  # the next question by answer, or under ``*`` for all others; without one, triage ends
     # What an answer costs, about: inferences of the model, and builds. If both are 0, it is known.
     cost: Callable[[Subject], tuple[int, int]]
@@ -53,7 +53,7 @@ QUESTIONS: dict[str, Question] = {
     "repeats": Question("Does the model itself give the same outputs twice, without NaN?", model_.ask_repeats,
         {"yes": "golden", _OPEN: "golden"}, lambda s: (4, 0)),
     "golden": Question("Is the model itself right?", model_.ask_golden,
-        {"none given": "build", "agrees": "build", _OPEN: "build"}, lambda s: (3 * s.has_golden, 0)),
+        {"none given": "build", "agrees": "build", _OPEN: "build"}, lambda s: (3, 0)),
     "build": Question("Is the engine bad?", engine.ask_build,
         {"bad": "precision", "bad when rounded": "divergence", "it fails": "minimal"},
         lambda s: (0, 0) if s.engine else (3, 1)),
@@ -61,7 +61,7 @@ QUESTIONS: dict[str, Question] = {
         {"the precision": "divergence", "quantization": "ranges", "the builder": "tactic"},
         lambda s: (0 if s.rounding_explains else 5, 0)),
     "tactic": Question("Which choice of the builder makes it bad?", engine.ask_tactic,
-        {_ANY: "minimal"}, lambda s: (0, engine.FIRST_BUILDS)),
+        {_ANY: "minimal"}, lambda s: (0, 8)),
     "divergence": Question("Where does rounding go wrong, and how?", engine.ask_divergence,
         {_ANY: "keep"}, lambda s: (10, 0), "debug accuracy"),
     "keep": Question("Which nodes must stay in FP32?", engine.ask_keep,
@@ -166,7 +166,7 @@ def _ask(subject: Subject, run: Run, name: str, question: Question) -> Step:
         if subject.config.minutes is None or not exc.timed_out:
             raise
         return _left_open(subject, name, question, builds, cost, time.monotonic() - started)
-    return Step(**asdict(answer), question=name, asks=question.asks, seconds=seconds, run_id=child.id)
+    return replace(answer, question=name, asks=question.asks, seconds=seconds, run_id=child.id)
 
 
 def _left_open(subject: Subject, name: str, question: Question, builds: int, cost: float, seconds_spent: float) -> Step:

@@ -23,7 +23,8 @@ Kind: TypeAlias = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class TriageConfig(
-    EngineConfig, uses={"check": "data input_shapes iterations seed golden tolerances min_precision_share self_check"}
+    EngineConfig,
+    uses={"check": "data input_shapes iterations seed val_range golden tolerances min_precision_share self_check"},
 ):
     """The engine to triage, the data, and the limits of the search.
 
@@ -49,23 +50,17 @@ class TriageConfig(
 
 
 @dataclass(frozen=True)
-class Answer(Record):
-    """The answer to one question."""
+class Step(Record):
+    """One question with its answer."""
 
-    answer: str  # selects the next question
+    answer: str  # selects the next question; empty before it is known
     evidence: tuple[str, ...] = ()  # one sentence each, of the op that answers
     kind: Kind | None = None  # of fault, if the answer gives one
     places: tuple[str, ...] = ()  # the most certain first: names of nodes, tensors, weights, inputs, tactics
     remedy: str = ""  # a command, or in words
     builds: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step(Answer):
-    """One question, by name and in words, with its answer (empty before it is known)."""
-
-    question: str
-    asks: str
+    question: str = ""  # by name, and in words
+    asks: str = ""
     seconds: float = 0.0
     run_id: str = ""
     command: NextStep | None = None  # answers a question that was left open
@@ -119,6 +114,18 @@ class TriageResult(OpResult):
         """The command for the first open question."""
         return self.open[0].command if self.open else super().next_step
 
+    @property
+    def because(self) -> tuple[str, ...]:
+        """The last evidence, and the remedy."""
+        evidence = next((step.evidence[-1] for step in reversed(self.steps) if step.kind and step.evidence), "")
+        return tuple(filter(None, (evidence, *(f"remedy: {remedy}" for remedy in self.remedies[-1:]))))
+
+    @property
+    def figures(self) -> str:
+        """The cost of the search."""
+        seconds, answered = sum(step.seconds for step in self.steps), len(self.steps) - len(self.open)
+        return f"{counted(answered, 'answer')}, {counted(self.builds, 'build')}, {seconds:.1f} s"
+
     def body(self) -> Iterator[str]:
         """The fault and its remedies, and each question with its answer, evidence and cost."""
         yield from self.summary()
@@ -138,6 +145,4 @@ class TriageResult(OpResult):
         for evidence in dict.fromkeys(step.evidence for step in self.open):
             questions = " ".join(step.asks for step in self.open if step.evidence == evidence)
             yield f"- Not answered: {questions} {evidence[0]}"
-        seconds = sum(step.seconds for step in self.steps)
-        answered = len(self.steps) - len(self.open)
-        yield from ("", f"{counted(answered, 'answer')}, {counted(self.builds, 'build')}, {seconds:.1f} s.", "")
+        yield from ("", f"{self.figures}.", "")

@@ -29,7 +29,7 @@ from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.search.submodel import EngineRunner
 from trtops.ops.triaging.result import TriageConfig
 from trtops.record import sha256_file
-from trtops.spec import BuildConfig
+from trtops.spec import BuildConfig, BuildSpec, Environment
 from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds
@@ -75,11 +75,6 @@ class Subject:
         """The time until the limit; infinite without one."""
         minutes = self.config.minutes
         return math.inf if minutes is None else self.began + 60 * minutes - time.monotonic()
-
-    @property
-    def has_golden(self) -> bool:
-        """Whether there are outputs that the model itself is compared with."""
-        return self.config.golden_model is not None or self.config.check.golden is not None
 
     @property
     def rounding_explains(self) -> bool:
@@ -142,27 +137,24 @@ class Subject:
             _, spec = self.data.request(self.data.profiled(config.build), environment, caches)
         except errors.BackendError:  # reported when something is built
             return None
+        data_sha256 = digest.hexdigest()
         golden_sha256 = None if config.check.golden is None else sha256_file(config.check.golden)
-        for info in self.tracker.find(self.experiment, tags={Tag.MODEL_SHA256: spec.model_sha256}, status="finished"):
+        tags = {Tag.KIND: "build", Tag.MODEL_SHA256: spec.model_sha256}
+        for info in self.tracker.find(self.experiment, tags=tags, status="finished"):
             with contextlib.suppress(errors.TrtopsError):  # a damaged run, or one without an engine
-                engine = self.read_engine(info.id)
-                built, built_in = engine.build.spec, engine.build.engine.environment
-                materials = builds.read_materials(self.tracker.load(info.id).get(Artifact.MATERIALS))
+                stored = self.tracker.load(info.id)
+                built = BuildSpec.from_json(stored.read_bytes(Artifact.SPEC))
+                built_in = Environment.from_json(stored.read_bytes(Artifact.ENVIRONMENT))
+                materials = builds.read_materials(stored.get(Artifact.MATERIALS))
                 # Layers that builds keep in FP32, since they overflow, and denied tactics are not requested.
                 built = replace(built, config=replace(built.config, keep=spec.config.keep), denied_sha256=None)
                 if materials is None or built != spec or built_in.build_digest() != environment.build_digest():
                     continue
-                recorded, digests = (
-                    CheckConfig.from_dict(materials.check),
-                    {material.name: material.sha256 for material in materials.inputs},
-                )
+                recorded = CheckConfig.from_dict(materials.check)
                 check = replace(config.check, **{name: getattr(recorded, name) for name in _NOT_DECIDING})
-                if (
-                    check == recorded
-                    and digest.hexdigest() == digests["data"]
-                    and golden_sha256 == digests.get("golden")
-                ):
-                    return engine
+                digests = {material.name: material.sha256 for material in materials.inputs}
+                if check == recorded and (digests["data"], digests.get("golden")) == (data_sha256, golden_sha256):
+                    return self.read_engine(info.id)
         return None
 
     def read_engine(self, run_id: str) -> EvaluatedEngine:

@@ -52,7 +52,7 @@ def _create_store(store: Store) -> None:
         with locked(store.root / ".init.lock"):
             if store.database.exists():
                 return
-            log.info("Making the store in %s, which takes a while and is done once.", store.root)
+            log.info("Making the store in %s (once).", store.root)
             for leftover in store.root.glob(f".{store.database.name}.*"):
                 leftover.unlink()
             building = store.root / f".{store.database.name}.{os.getpid()}"

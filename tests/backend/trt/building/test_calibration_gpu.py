@@ -10,11 +10,11 @@ import trtops.backend.trt as back
 from examples.digits import Digits, make_digits
 from tests import models
 from trtops.backend.base import BuildRequest, Caches
-from trtops.backend.engines import reference_runner
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import insert_qdq
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.calibration import collect
+from trtops.backend.onnxrt.runner import reference_runner
 from trtops.backend.trt import TensorRTBackend, library
 from trtops.calibration import CalibrationCache
 from trtops.comparator import DataLoader
@@ -139,7 +139,7 @@ def test_kept_layers_are_not_int8(demo: Demo) -> None:
 
 def test_calibrate_op_compares_tensorrt_engines(demo: Demo) -> None:
     check = CheckConfig(data=str(demo.files.images), labels=str(demo.files.labels), latency_runs=0, plots="never")
-    config = CalibrateConfig(data=str(demo.files.calibration), batch=BATCH, build=INT8, check=check)
+    config = CalibrateConfig(calibration_data=str(demo.files.calibration), batch=BATCH, build=INT8, check=check)
 
     result = calibrate(demo.files.model, config, tracker=MemoryTracker())
 

@@ -174,7 +174,7 @@ def test_calibrator_digest_equals_feed_digest():
 
     def digest_of(feeds):
         batches = calibrator.CalibrationBatches(feeds, None)
-        while batches.next_batch(["a", "b"]) is not None:
+        while batches.get_batch(["a", "b"]) is not None:
             pass
         assert batches.error is None and batches.num_batches == len(feeds)
         return batches.data_digest()
@@ -187,7 +187,7 @@ def test_calibrator_digest_equals_feed_digest():
 
 def read_batch(batches, **inputs):
     """The next batch as TensorRT reads it: ``inputs`` are arrays of the shapes and dtypes that it expects."""
-    addresses = batches.next_batch(list(inputs))
+    addresses = batches.get_batch(list(inputs))
     assert batches.error is None, batches.error
     return [memory.DeviceView(a, x.shape, x.dtype).numpy().tolist() for a, x in zip(addresses, inputs.values())]
 
@@ -210,7 +210,7 @@ def test_batches_come_in_order_from_any_memory(runtime) -> None:
     for number in range(3):
         expected = np.full_like(like, number).tolist()
         assert read_batch(batches, host=like, array=like, view=like, address=like) == [expected] * 4
-    assert batches.next_batch(["host"]) is None and batches.error is None
+    assert batches.get_batch(["host"]) is None and batches.error is None
     batches.free()
     assert not runtime.blocks
 
@@ -241,12 +241,12 @@ def test_calibration_data_is_converted() -> None:
         ({"rows": rows}, r"no 'x'; it has \['rows'\].*EngineFromNetwork"),
     ):
         batches = calibrator.CalibrationBatches([feed], None)
-        assert batches.next_batch(["x", "rows"]) is None
+        assert batches.get_batch(["x", "rows"]) is None
         with pytest.raises(errors.CalibrationError, match=refusal):
             calibrator.check_calibration(batches)
     strict = calibrator.CalibrationBatches([{"x": np.array(values), "rows": rows}], None)
     strict.set_input_metadata(inputs)
-    assert strict.next_batch(["x", "rows"]) is None and "float64" in str(strict.error)
+    assert strict.get_batch(["x", "rows"]) is None and "float64" in str(strict.error)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_cache_may_be_an_open_file(tmp_path, caplog, mode, before, read, after) 
     with path.open(mode) as file:
         batches = calibrator.CalibrationBatches([], file)
         assert batches.read_cache() == read
-        batches.write_cache(b"new")
+        batches.write_calibration_cache(b"new")
         assert batches.error is None and batches.cache_contents == b"new"
         assert path.read_bytes() == after
         batches.reset()
@@ -296,7 +296,7 @@ def test_data_loader_gets_inputs_of_the_network() -> None:
     user_inputs = TensorMetadata().add("x", "float32", (7, 3))
     batches.set_input_metadata(user_inputs)
     calibrator.prepare_calibrator_of(config, network)
-    assert loader.input_metadata is user_inputs
+    assert loader.input_metadata == user_inputs
     calibrator.prepare_calibrator_of(SimpleNamespace(int8_calibrator=None), network)
 
 

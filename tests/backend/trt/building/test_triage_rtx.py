@@ -54,3 +54,26 @@ def test_unknown_operator_splits_the_model() -> None:
     assert not report.supported
     assert [(refusal.op, refusal.nodes) for refusal in report.refused] == [("custom.Frobnicate", ("frob",))]
     assert [part.supported for part in report.parts] == [True, False, True]
+
+
+def test_capability_is_written_as_polygraphys(tmp_path: Path) -> None:
+    proto = models.model(
+        """(float[2] x) => (float[2] y) <float[2] a, float[2] b, float[2] c, float[2] d> {
+            a = custom.One(x) b = Relu(a) c = custom.One(b) d = Neg(c) y = custom.Two(d)
+        }"""
+    )
+    report = capability(proto, output_dir=tmp_path)
+    first, header, rule, *rows = report.text().splitlines()[:5]
+    assert (first, set(rule)) == ("===== Summary =====", {"-"})
+    assert [cell.strip() for cell in header.split("|")] == ["Operator", "Count", "Reason", "Nodes"]
+    assert [row.rpartition(" | ")[2] for row in rows] == ["[[0, 1], [2, 3]]", "[[4, 5]]"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(f"supported_subgraph-nodes-{index}-{index}.onnx" for index in (1, 3)),
+        *(f"unsupported_subgraph-nodes-{index}-{index}.onnx" for index in (0, 2, 4)),
+    ]
+    assert "Stack trace  | Operator   | Node" in capability(proto, partition=False).text()
+    assert (
+        capability(models.identity().proto)
+        .text()
+        .startswith("Graph is fully supported by TensorRT; Will not generate subgraphs.")
+    )

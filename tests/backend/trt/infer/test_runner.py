@@ -90,19 +90,20 @@ print([name for name in sys.modules if name == "onnx" or name in {
 class HostMemory:
     """Stands in for pinned and for device memory, of one size."""
 
-    def __init__(self, nbytes):
-        self.bytes = np.zeros(nbytes, np.uint8)
-        self.ptr = self.bytes.ctypes.data
+    bytes = np.empty(0, np.uint8)
 
     @classmethod
     def raw(cls, shape):
-        return cls(*shape)
+        return cls().resize(shape)
 
     def reserve(self, nbytes):
+        self.bytes = self.bytes if self.bytes.size else np.zeros(nbytes, np.uint8)
         assert nbytes == self.bytes.size
+        self.ptr = self.bytes.ctypes.data
 
     def resize(self, shape):
         self.reserve(*shape)
+        return self
 
     def view(self, shape, dtype):
         return self.bytes.view(dtype).reshape(shape)
@@ -121,7 +122,7 @@ def plain_slot(kind, shape):
     slot.is_linear = slot.is_plain = True
     slot.vectorized_dim, slot.components, slot.address = -1, 1, 0
     slot.on_host = slot.host_as_bytes = False
-    slot.device = slot.pinned = slot.host = slot.allocator = None
+    slot.device, slot.pinned, slot.host, slot.allocator = HostMemory(), HostMemory(), None, None
     context = SimpleNamespace(
         get_tensor_strides=lambda name: np.cumprod((1, *shape[:0:-1]))[::-1],
         set_tensor_address=lambda name, address: True,

@@ -74,9 +74,8 @@ class _EngineRunner(TrtRunner):
         return super().infer(feed_dict, check_inputs, *args, **options)
 
     def _accepts(self, profile: int, feed: Feed) -> bool:
-        for name, array in feed.items():
-            if name in self.get_input_metadata(use_numpy_dtypes=False) and not self.engine.is_shape_inference_io(name):
-                sizes = ShapeTuple(*map(tuple, library.line().profile_range(self.engine, name, profile)))
-                if not sizes.accepts(np.shape(array)):
-                    return False
+        for name in self.get_input_metadata(use_numpy_dtypes=False).keys() & feed.keys():
+            ranges = ShapeTuple(*library.line().profile_range(self.engine, name, profile))
+            if not self.engine.is_shape_inference_io(name) and not ranges.accepts(np.shape(feed[name])):
+                return False
         return True

@@ -314,10 +314,8 @@ class EngineBuild:
         """Load the engine and return its layers; empty without a GPU."""
         if library.uses_rtx() and self.environment.compute_capability is None:
             return ()
-        return tuple(
-            engine_layer.to_layer()
-            for engine_layer in inspector.read_layers(engine_from_bytes(plan, allow_host_code=True))
-        )
+        described = inspector.read_layers(engine_from_bytes(plan, allow_host_code=True))
+        return tuple(map(inspector.LayerDescription.to_layer, described))
 
     def _record(self, builder_config: Any, layers: tuple[Layer, ...]) -> TacticRecord:
         version, sha = self.line.version, self.environment.device_sha256

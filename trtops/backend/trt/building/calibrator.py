@@ -71,7 +71,7 @@ def Calibrator(
         base = getattr(trt, base)
 
     class TensorRTCalibrator(CalibrationBatches, base):  # type: ignore[misc]
-        """Called from C++ during calibration: exceptions are stored, not raised."""
+        """Called from C++ during calibration."""
 
         is_trtops_calibrator = True
         is_polygraphy_calibrator = True
@@ -82,22 +82,6 @@ def Calibrator(
             base.__init__(self)
             CalibrationBatches.__init__(self, data_loader, cache)
             self.batch_size = batch_size or 1
-
-        def get_batch_size(self) -> int:
-            return self.batch_size
-
-        def get_batch(self, names: list[str], *_: Any) -> list[int] | None:
-            return self.next_batch(names)
-
-        def read_calibration_cache(self, *_: Any) -> bytes | None:
-            try:
-                return self.read_cache()
-            except OSError as exc:
-                self.error = exc
-                return None
-
-        def write_calibration_cache(self, contents: Any, *_: Any) -> None:
-            self.write_cache(bytes(contents))
 
         if base is trt.IInt8LegacyCalibrator:
 
@@ -122,7 +106,12 @@ def Calibrator(
 
 
 class CalibrationBatches:
-    """Gives batches to TensorRT and stores the cache; independent of TensorRT's classes."""
+    """Gives batches to TensorRT and stores the cache; independent of TensorRT's classes.
+
+    TensorRT calls the methods with its names from C++, which cannot pass exceptions on: they are stored in ``error``.
+    """
+
+    batch_size = 1
 
     def __init__(self, data_loader: Iterable[Mapping[str, Any]], cache: Any) -> None:
         self.data_loader = data_loader
@@ -196,7 +185,12 @@ class CalibrationBatches:
     def __exit__(self, *exc_info: object) -> None:
         self.free()
 
-    def next_batch(self, names: list[str]) -> list[int] | None:
+    def get_batch_size(self) -> int:
+        """Return the samples of a batch, which TensorRT ignores with explicit batch."""
+        return self.batch_size
+
+    def get_batch(self, names: list[str], *_: Any) -> list[int] | None:
+        """Return the device addresses of the next batch, by the order of names; None after the last one or an error."""
         try:
             return self._next_batch(names)
         except KeyboardInterrupt:
@@ -277,7 +271,16 @@ class CalibrationBatches:
         buffer.copy_from(array)
         return buffer.ptr
 
+    def read_calibration_cache(self, *_: Any) -> bytes | None:
+        """Return the cache; None without one, and if it cannot be read."""
+        try:
+            return self.read_cache()
+        except OSError as exc:
+            self.error = exc
+            return None
+
     def read_cache(self) -> bytes | None:
+        """Return the cache; None without one."""
         if self._contents is not None:
             return self._contents
         if self.cache is None:
@@ -290,8 +293,9 @@ class CalibrationBatches:
             self._contents = contents.encode() if isinstance(contents, str) else contents
         return self._contents or None
 
-    def write_cache(self, contents: bytes) -> None:
-        self._contents = contents
+    def write_calibration_cache(self, contents: Any, *_: Any) -> None:
+        """Store the cache."""
+        contents = self._contents = bytes(contents)
         if self.cache is None:
             return
         try:

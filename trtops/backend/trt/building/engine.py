@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class LoadPlugins(BaseLoader[Any]):
     def call_impl(self, *args: Any, **kwargs: Any) -> Any:
         trt = library.load()
         for path in self.plugins or ():
+            if re.fullmatch(r"(lib)?nvinfer_plugin(\.so[.\d]*|_?[\d]*\.dll)", os.fspath(path)):
+                continue  # TensorRT's own, which has been loaded from its package
             check_file(path, "plugin library")
             try:
                 ctypes.CDLL(os.fspath(path))
@@ -216,6 +219,51 @@ class EngineFromPath(BaseLoader[Any]):
                 return engine_from_bytes(plan, self.runtime, self.dla_workspace_allocation_strategy)
         except (OSError, ValueError) as exc:
             raise errors.EngineLoadError(f"{self.path} cannot be read: {exc}. Expected a TensorRT plan.") from exc
+
+
+def FileReader(filepath: str | os.PathLike[str], BaseClass: type | None = None) -> Any:
+    """Create a reader for TensorRT to deserialize an engine from, block by block.
+
+    Use it in a ``with`` block or close it with ``free()``. ``BaseClass`` is ``IStreamReader`` by default, or
+    ``IStreamReaderV2`` on releases without it.
+
+    Raises EngineLoadError if there is no such file; UnsupportedFeatureError if this release reads engines only from
+    memory.
+    """
+    trt = library.load()
+    base: Any = BaseClass or getattr(trt, "IStreamReader", None) or getattr(trt, "IStreamReaderV2", None)
+    if base is None:
+        raise errors.UnsupportedFeatureError(
+            f"{library.line().name} reads engines only from memory; use EngineFromPath instead of FileReader."
+        )
+    if not os.path.isfile(filepath):
+        raise errors.EngineLoadError(f"{os.fspath(filepath)} is not a file; expected an engine.")
+
+    class Reader(base):  # type: ignore[misc]
+        """Called from C++."""
+
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.filepath = filepath
+            self.mode = "rb"
+            self.file = open(filepath, "rb")  # noqa: SIM115 - closed by free()
+
+        def read(self, size: int, stream: Any = None) -> bytes:
+            return self.file.read(size)
+
+        def seek(self, offset: int, whence: int = 0) -> int:
+            return self.file.seek(offset, int(whence))
+
+        def free(self) -> None:
+            self.file.close()
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *exc_info: object) -> None:
+            self.free()
+
+    return Reader()
 
 
 @dataclass(frozen=True)

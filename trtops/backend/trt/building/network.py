@@ -18,7 +18,7 @@ from trtops.backend.base import ValueOrCallable
 from trtops.backend.loader import BaseLoader, immediately
 from trtops.backend.trt import library
 from trtops.backend.trt.building import precision
-from trtops.backend.trt.lines import Feature, ReleaseLine
+from trtops.backend.trt.lines import Feature
 from trtops.func import value_of
 from trtops.system.processes import temporary_prefix
 
@@ -80,9 +80,9 @@ class ParserOptions(BaseLoader[NetworkParts]):
     # Precisions by node name, for the same purpose; :class:`SetLayerPrecisions` sets it.
     layer_precisions: Mapping[str, object] | None = field(default=None, kw_only=True)
 
-    def _model_precision(self, line: ReleaseLine) -> precision.ModelPrecision:
+    def _model_precision(self) -> precision.ModelPrecision:
         """The precisions to write into the model; none on releases with precision flags."""
-        if line.supports(Feature.PRECISION_FLAGS) and not self.strongly_typed:
+        if library.line().supports(Feature.PRECISION_FLAGS) and not self.strongly_typed:
             return precision.ModelPrecision()
         return precision.ModelPrecision.of(precisions_of(self.config), self.layer_precisions)
 
@@ -91,7 +91,7 @@ class ParserOptions(BaseLoader[NetworkParts]):
         from trtops.backend.onnx.model import is_lean
         from trtops.backend.onnx.save import serialize, serialize_lean
 
-        model_precision = self._model_precision(library.line())
+        model_precision = self._model_precision()
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("precision")) as folder:
             if model_precision:
                 model = precision.write_into_model(model, model_precision, Path(folder))
@@ -141,7 +141,7 @@ class NetworkFromOnnxPath(ParserOptions, _OnnxPath):
         path = os.fspath(self.path)
         if not os.path.isfile(path):
             raise errors.InvalidModelError(f"{path} does not exist; expected an ONNX file.")
-        if self._model_precision(library.line()):
+        if self._model_precision():
             from trtops.backend.onnx.model import Model
 
             return self._parse_model(Model.load(path).proto(lean=True), path)
@@ -174,7 +174,7 @@ class NetworkFromOnnxBytes(ParserOptions, _OnnxBytes):
 
     def call_impl(self) -> tuple[Any, Any, Any]:
         data = value_of(self.model_bytes)
-        if self._model_precision(library.line()):
+        if self._model_precision():
             from trtops.backend.onnx.model import parse_proto
 
             return self._parse_model(parse_proto(bytes(data)), "the ONNX model")

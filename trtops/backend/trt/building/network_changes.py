@@ -159,8 +159,7 @@ class SetTensorDatatypes(_NetworkChange):
             }
         for pattern, dtype in dtypes_by_pattern.items():
             for name in expand([pattern], tensors, of="The network", kind="input or output"):
-                tensor = tensors[name]
-                tensor.dtype = dtypes.to_trt(dtype)
+                tensors[name].dtype = dtypes.to_trt(dtype)
 
 
 @dataclass(frozen=True)
@@ -181,12 +180,9 @@ class SetTensorFormats(_NetworkChange):
         if not isinstance(formats_by_pattern, Mapping):
             formats_by_pattern = dict.fromkeys(tensors, formats_by_pattern)
         for pattern, formats in formats_by_pattern.items():
-            mask = 0
-            for tensor_format in library.member("TensorFormat", list(formats)):
-                mask |= 1 << int(tensor_format)
+            mask = sum(1 << int(tensor_format) for tensor_format in set(library.member("TensorFormat", list(formats))))
             for name in expand([pattern], tensors, of="The network", kind="input or output"):
-                tensor = tensors[name]
-                tensor.allowed_formats = mask
+                tensors[name].allowed_formats = mask
 
 
 @dataclass(frozen=True)

@@ -70,15 +70,14 @@ class Editing:
     def carry(self, record: TacticRecord) -> bytes:
         """Build, and again with a record's kernels of another release, for the layers offering them here."""
         plan = self._build()
-        recorded_kernels = {choice.layer: (choice.op, _kernel_of(choice)) for choice in record.choices if choice.key}
+        recorded_kernels = {choice.layer: (choice.op, choice.kernel) for choice in record.choices if choice.key}
         written = {}
         for choice in self.record_of(plan).choices:
             if (op := self.ops.get(choice.key or "")) is None:
                 continue
             for candidate in op.candidates:
-                if (choice.op, candidate.kernel) == recorded_kernels.get(choice.layer) and _kernel_of(
-                    choice
-                ) != candidate.kernel:
+                is_recorded = (choice.op, candidate.kernel) == recorded_kernels.get(choice.layer)
+                if is_recorded and choice.kernel != candidate.kernel:
                     written[op.key] = (candidate.tactic_hash, candidate.milliseconds)
         if written:
             library.line().update_timing_entries(self.config, written)
@@ -224,10 +223,6 @@ def entries_of(record: TacticRecord) -> dict[str, int]:
         if name.startswith(_ENTRY):
             entries[name.removeprefix(_ENTRY)] = int(value, 16)
     return entries
-
-
-def _kernel_of(choice: TacticChoice) -> str:
-    return choice.tactic.rpartition(" #")[0]
 
 
 def _tactic_choice(layer: str, layer_type: str, op: TimedOp, chosen: Candidate) -> TacticChoice:

@@ -69,9 +69,8 @@ def attributes_of(layer: Any) -> dict[str, Any]:
 def layer_lines(title: str, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
     """Lines for a layer: inputs, an arrow and outputs; on one line if inputs or outputs are missing."""
     inputs_text, outputs_text = ",\n     ".join(inputs), ",\n         ".join(outputs)
-    if inputs and outputs:
-        return [title, *f"    {{{inputs_text}}}\n     -> {{{outputs_text}}}".splitlines()]
-    return [title, *f"    {{{inputs_text}}} -> {{{outputs_text}}}".splitlines()]
+    arrow = "\n     -> " if inputs and outputs else " -> "
+    return [title, *f"    {{{inputs_text}}}{arrow}{{{outputs_text}}}".splitlines()]
 
 
 def io_of(network: Any) -> dict[str, Any]:
@@ -106,10 +105,8 @@ def markable(network: Any) -> list[str]:
     names = []
     inside = False
     for name, kind in layer_outputs(network):
-        if kind in _LOOP_STARTS:
-            inside = True
-        elif kind in _LOOP_ENDS:
-            inside = False
+        if kind in _LOOP_STARTS | _LOOP_ENDS:
+            inside = kind in _LOOP_STARTS
         if not inside and kind not in ("SHAPE", "CONSTANT"):
             names.append(name)
     return names

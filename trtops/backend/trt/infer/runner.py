@@ -85,7 +85,7 @@ class TrtRunner(BaseRunner):
         self._inputs: list[Input] = []
         self._outputs: list[Output] = []
         self._events: list[memory.Event] = []
-        self._memory: memory.DeviceArray | None = None
+        self._memory = memory.DeviceArray.raw((0,))
         self._listener: Any = None
         self._is_timed = False
         self._manages_memory = False
@@ -133,8 +133,7 @@ class TrtRunner(BaseRunner):
             self.stream.synchronize()
         for slot in (*self._inputs, *self._outputs):
             slot.free()
-        if self._memory is not None:
-            self._memory.free()
+        self._memory.free()
         for event in self._events:
             event.free()
         if self.stream is not None:
@@ -217,12 +216,11 @@ class TrtRunner(BaseRunner):
     def get_input_metadata_impl(self) -> TensorMetadata:
         """The inputs; dynamic ones have the sizes of the current profile as bounds."""
         metadata = TensorMetadata()
-        profile = max(int(self.context.active_optimization_profile), 0)
         for slot in self._inputs:
-            low, _, high = library.line().profile_range(self.engine, slot.name, profile)
             shape = tuple(self.engine.get_tensor_shape(slot.name))
-            fits = len(low) == len(shape) and not slot.on_host
-            metadata.add(slot.name, slot.dtype, shape, low if fits else None, high if fits else None)
+            fits = len(slot.smallest) == len(shape) and not slot.on_host
+            bounds = (slot.smallest, slot.largest) if fits else (None, None)
+            metadata.add(slot.name, slot.dtype, shape, *bounds)
         return metadata
 
     def second_context(self) -> BaseRunner | None:
@@ -349,9 +347,5 @@ class TrtRunner(BaseRunner):
         line = library.line()
         strategy = self.allocation_strategy
         assert strategy is not None
-        needed = line.context_memory_bytes(self.context, strategy)
-        if self._memory is None:
-            self._memory = memory.DeviceArray.raw((needed,))
-        else:
-            self._memory.resize((needed,))
+        self._memory.resize((line.context_memory_bytes(self.context, strategy),))
         line.set_context_memory(self.context, self._memory.ptr, self._memory.allocated_nbytes)

@@ -43,8 +43,8 @@ class Slot:
         self.is_plain = self.is_linear and self.dtype.itemsize >= 1
         # Data types smaller than a byte are copied as packed bytes.
         self.numpy_dtype: np.dtype[Any] = np.dtype(np.uint8) if self.dtype.itemsize < 1 else self.dtype.numpy()
-        self.device: memory.DeviceArray | None = None
-        self.pinned: memory.PinnedArray | None = None
+        self.device = memory.DeviceArray.raw((0,))
+        self.pinned = memory.PinnedArray()
         # The view of the pinned memory that the last inference used; None once the shape has changed.
         self.host: np.ndarray[Any, Any] | None = None
         self.host_as_bytes = False
@@ -67,30 +67,14 @@ class Slot:
     def reserve_device(self, nbytes: int) -> int:
         """Reserve device memory of at least ``nbytes``, and return its address."""
         # TensorRT refuses a null address, even for an empty tensor.
-        nbytes = max(nbytes, 1)
-        if self.device is None:
-            self.device = memory.DeviceArray.raw((nbytes,))
-        else:
-            self.device.resize((nbytes,))
-        return self.device.ptr
-
-    def reserve_pinned(self, nbytes: int) -> memory.PinnedArray:
-        """Reserve pinned host memory of at least ``nbytes``."""
-        nbytes = max(nbytes, 1)
-        if self.pinned is None:
-            self.pinned = memory.PinnedArray(nbytes)
-        else:
-            self.pinned.reserve(nbytes)
-        return self.pinned
+        return self.device.resize((max(nbytes, 1),)).ptr
 
     def reserve_host(self, nbytes: int, *, as_bytes: bool) -> np.ndarray[Any, Any]:
-        """Pinned host memory as an array of bytes, or with the tensor's current shape and dtype."""
-        pinned = self.reserve_pinned(nbytes)
+        """Reserve pinned host memory, as an array of bytes or with the tensor's current shape and dtype."""
         assert self.shape is not None
-        self.host = (
-            pinned.view((nbytes,), np.dtype(np.uint8)) if as_bytes else pinned.view(self.shape, self.numpy_dtype)
-        )
-        self.host_as_bytes = as_bytes
+        self.pinned.reserve(max(nbytes, 1))
+        shape, dtype = ((nbytes,), np.dtype(np.uint8)) if as_bytes else (self.shape, self.numpy_dtype)
+        self.host, self.host_as_bytes = self.pinned.view(shape, dtype), as_bytes
         return self.host
 
     def set_address(self, address: int) -> None:
@@ -102,10 +86,8 @@ class Slot:
     def free(self) -> None:
         """Free host and device memory."""
         self.host = None
-        if self.device is not None:
-            self.device.free()
-        if self.pinned is not None:
-            self.pinned.free()
+        self.device.free()
+        self.pinned.free()
 
 
 class Input(Slot):
@@ -115,9 +97,9 @@ class Input(Slot):
         super().__init__(execution, name, profile)
         engine = execution.engine
         fixed = tuple(engine.get_tensor_shape(name))
-        self._smallest, self.largest = fixed, fixed
+        self.smallest, self.largest = fixed, fixed
         if -1 in fixed:
-            self._smallest, _, self.largest = library.line().profile_range(engine, name, profile)
+            self.smallest, _, self.largest = library.line().profile_range(engine, name, profile)
         is_shape_tensor = engine.is_shape_inference_io(name)
         self._value_range = library.line().profile_values(engine, name, profile) if is_shape_tensor else []
         self._values: bytes | None = None
@@ -149,7 +131,7 @@ class Input(Slot):
                 "Call set_profile, or give optimization_profile."
             )
         # 8.6 accepts shapes outside the profile here, and crashes when it infers output shapes from them.
-        if not _in_range(shape, self._smallest, self.largest):
+        if not _in_range(shape, self.smallest, self.largest):
             raise errors.InputError(self._shape_refusal(shape))
         with library.collect_log() as log:
             accepted = self.execution.context.set_input_shape(self.name, shape)
@@ -175,11 +157,9 @@ class Input(Slot):
     def _feed_shape_tensor(self, array: np.ndarray[Any, Any]) -> bool:
         self._check_values(array)
         values = array.astype(self.numpy_dtype, copy=False).tobytes()
-        pinned = self.reserve_pinned(len(values))
-        pinned.view((len(values),), np.dtype(np.uint8))[:] = np.frombuffer(values, np.uint8)
-        self.set_address(pinned.ptr)
-        changed = values != self._values
-        self._values = values
+        self.reserve_host(len(values), as_bytes=True)[:] = np.frombuffer(values, np.uint8)
+        self.set_address(self.pinned.ptr)
+        changed, self._values = values != self._values, values
         return changed
 
     def _check_values(self, array: np.ndarray[Any, Any]) -> None:
@@ -199,7 +179,6 @@ class Input(Slot):
         value = from_torch(value) if is_torch(value) else value
         host = self._staging_memory(value.array.nbytes if raw else None)
         stream = self.execution.stream
-        assert self.device is not None and self.pinned is not None
         # The previous value may have been on the device, at another address.
         self.set_address(self.device.ptr)
         if raw:
@@ -259,12 +238,11 @@ class Output(Slot):
                 raise errors.InferenceError(
                     f"Output {self.name!r} has an allocator that is not trtops's. Use another execution context."
                 )
-        elif self.on_host:
-            self.shape = shape
-            self.set_address(self.reserve_pinned(self.nbytes()).ptr)
         else:
             self.shape = shape
-            self.set_address(self.reserve_device(self.nbytes()))
+            if self.on_host:
+                self.reserve_host(self.nbytes(), as_bytes=False)
+            self.set_address(self.pinned.ptr if self.on_host else self.reserve_device(self.nbytes()))
 
     def _largest_size(self, inputs: Sequence[Input]) -> int:
         """Return an upper bound of an output's bytes in the profile, of a context that has run no inference."""
@@ -284,7 +262,6 @@ class Output(Slot):
         assert self.shape is not None
         # The allocator reserves device memory, also for outputs that TensorRT would write to the host.
         if self.on_host and self.allocator is None:
-            assert self.pinned is not None
             return self.pinned.view(self.shape, self.numpy_dtype).copy()
         if copy_out or self.on_host:
             return self._download(raw)
@@ -298,7 +275,7 @@ class Output(Slot):
         host = self.host
         if host is None or self.host_as_bytes is not formatted:
             host = self.reserve_host(self.nbytes(), as_bytes=formatted)
-        assert self.shape is not None and self.pinned is not None
+        assert self.shape is not None
         if host.nbytes:
             memory.copy(self.pinned.ptr, self._address(), host.nbytes, "cudaMemcpyDeviceToHost", self.execution.stream)
         if not formatted:

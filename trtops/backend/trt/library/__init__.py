@@ -5,18 +5,6 @@ from trtops.backend.trt.library.loading import check_numpy, line, load, load_for
 from trtops.backend.trt.library.log import LogLines, collect_log, get_trt_logger, keep_interrupt, log_warning
 
 __all__ = [
-    "LogLines",
-    "check_numpy",
-    "collect_log",
-    "get_trt_logger",
-    "keep_interrupt",
-    "line",
-    "load",
-    "load_for_device",
-    "log_warning",
-    "make_builder",
-    "make_runtime",
-    "member",
-    "require_device",
-    "uses_rtx",
-]
+    "LogLines", "check_numpy", "collect_log", "get_trt_logger", "keep_interrupt", "line", "load", "load_for_device",
+    "log_warning", "make_builder", "make_runtime", "member", "require_device", "uses_rtx",
+]  # fmt: skip

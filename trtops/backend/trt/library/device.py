@@ -68,25 +68,16 @@ def environment() -> Environment:
 
     Raises BackendUnavailableError if TensorRT or the GPU cannot be used here.
     """
-    line = library.line()
-    if library.uses_rtx() and memory.device_count() == 0:
-        return environments.environment(
-            backend="tensorrt-rtx",
-            backend_version=line.version,
-            device="none",
-            device_sha256=digest("none"),
-            packages=REWRITERS,
-        )
+    rtx = library.uses_rtx()
+    release: dict[str, Any] = {"backend_version": library.line().version, "packages": REWRITERS}
+    if rtx and memory.device_count() == 0:
+        return environments.environment(backend="tensorrt-rtx", device="none", device_sha256=digest("none"), **release)
     library.require_device(building=False)
     index = int(memory.call("cudaGetDevice"))
     if (cached := _environments.get(index)) is not None:
         return cached
-    current = environments.environment(
-        backend="tensorrt-rtx" if library.uses_rtx() else "tensorrt",
-        backend_version=line.version,
-        packages=REWRITERS,
-        **identity(cuda_gpu()),
-    )
+    backend = "tensorrt-rtx" if rtx else "tensorrt"
+    current = environments.environment(backend=backend, **release, **identity(cuda_gpu()))
     if current.driver is not None:
         _environments[index] = current
     return current

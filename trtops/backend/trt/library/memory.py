@@ -234,12 +234,12 @@ class DeviceArray(DeviceView):
 
     def resize(self, shape: Sequence[int]) -> Self:
         """Change the shape, and return the array. The content is lost if more memory has to be allocated."""
-        self.shape = tuple(shape)
-        if self.nbytes > self.allocated_nbytes:
-            nbytes = self.nbytes
+        nbytes = math.prod(shape) * self.dtype.itemsize
+        if nbytes > self.allocated_nbytes:
             self.free()
             self._address = int(call("cudaMalloc", nbytes))
             self.allocated_nbytes = nbytes
+        self.shape = tuple(shape)
         return self
 
     def copy_from(self, host_buffer: np.ndarray[Any, Any], stream: Stream | None = None) -> Self:
@@ -259,7 +259,8 @@ class DeviceArray(DeviceView):
         return device_view
 
     def free(self) -> None:
-        """Free device memory; does nothing the second time."""
+        """Free device memory, after which the shape is that of a scalar; does nothing the second time."""
+        self.shape = ()
         if self.allocated_nbytes:
             # Forgotten before it is freed: if CUDA refuses, the garbage collector must not free it a second time.
             pointer, self._address, self.allocated_nbytes = self._address, 0, 0

@@ -5,25 +5,16 @@ from typing import Any
 from trtops import errors
 from trtops.backend.trt.lines.base import ALLOCATION_STRATEGIES, AllocationStrategy, ReleaseLine
 from trtops.backend.trt.lines.features import Feature, has
-from trtops.backend.trt.lines.rtx import TensorRTRTX
 from trtops.backend.trt.lines.trt8 import TensorRT8
 from trtops.backend.trt.lines.trt10 import TensorRT10
-from trtops.backend.trt.lines.trt11 import TensorRT11
+from trtops.backend.trt.lines.trt11 import TensorRT11, TensorRTRTX
 
 LINES: tuple[type[ReleaseLine], ...] = (TensorRT8, TensorRT10, TensorRT11, TensorRTRTX)
 
 __all__ = [
-    "ALLOCATION_STRATEGIES",
-    "LINES",
-    "AllocationStrategy",
-    "Feature",
-    "ReleaseLine",
-    "TensorRT8",
-    "TensorRT10",
-    "TensorRT11",
-    "TensorRTRTX",
-    "release_line",
-]
+    "ALLOCATION_STRATEGIES", "LINES", "AllocationStrategy", "Feature", "ReleaseLine", "TensorRT8", "TensorRT10",
+    "TensorRT11", "TensorRTRTX", "release_line",
+]  # fmt: skip
 
 
 def release_line(trt: Any) -> ReleaseLine:

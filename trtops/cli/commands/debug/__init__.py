@@ -15,18 +15,13 @@ from trtops.backend.common import SaveBytes
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job, store_of, tracker
-from trtops.cli.logs import log_line, say, say_ending
+from trtops.cli.logs import log_line, say, say_progress, say_result
 from trtops.logger import G_LOGGER
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.debug_build import CampaignProgress
     from trtops.ops.search.command import CommandCheck
     from trtops.ops.search.repeat import RepeatConfig, RepeatStep
-
-
-def _show(result: Any, store: str | None) -> None:
-    say(result.text())
-    say_ending(result, store)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +54,7 @@ class Search:
 
     def end(self, result: Any) -> int:
         """Print the result, and its run if recorded; return the exit code."""
-        say(result.text())
-        if self.experiment is not None:
-            say_ending(result, self.store)
+        say_result(result, self.store)
         return 1 if self.exit_on_bad and result.verdict != "good" else 0
 
 
@@ -97,7 +90,6 @@ def accuracy(args: Options) -> Job:
         ops.Emulated(args.emulate) if build is None else build,
         configs.make(args, "AccuracyConfig", configs.check_values(args, "")),
         store="optional",
-        show=_show,
     )
 
 
@@ -132,8 +124,8 @@ def bisect(args: Options) -> Job:
 def prove(args: Options) -> Job:
     """Test a campaign's suspect: put it into a good build, and take it out of a bad one, by replay.
 
-    A confirmed suspect goes on the deny-list, which later builds respect. Exits with 1 if it is refuted, or cannot be
-    swapped alone.
+    A suspect confirmed at the model's own limits goes on the deny-list, which later builds respect. Exits with 1 if it
+    is refuted, or cannot be swapped alone.
     """
     config = configs.make(args, "ProveConfig")
     return op_job(args, "prove", args.run, config, store="reads", progress=("Proving", "builds"))
@@ -199,7 +191,7 @@ def repeat_job(
         def say_step(step: RepeatStep) -> None:
             if step.output:
                 say(step.output.rstrip())
-            say(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
+            say_progress(f"iteration {step.number}: {step.verdict}{f' ({step.detail})' if step.detail else ''}")
             iterations.ended(step.verdict == "good")
 
         result = ops.repeat(make or (lambda number: None), check, config, ask=ask_user, progress=say_step)
@@ -222,8 +214,11 @@ class Iterations:
         """Log the outcome of an iteration; the next starts."""
         self._verdicts.append(passed)
         end = time.perf_counter()
-        verdict, severity = ("PASSED", G_LOGGER.FINISH) if passed else ("FAILED", G_LOGGER.ERROR)
-        log_line(f"{verdict} | Iteration {len(self._verdicts)} | Duration {end - self._start:.3f}s", severity)
+        # Not an error: searches expect that checks fail.
+        line = (
+            f"{'PASSED' if passed else 'FAILED'} | Iteration {len(self._verdicts)} | Duration {end - self._start:.3f}s"
+        )
+        log_line(line, G_LOGGER.FINISH)
         self._start = end
 
     def log_summary(self) -> None:
@@ -355,9 +350,10 @@ def _campaign(args: Options) -> Job:
 
 def _say_progress(progress: CampaignProgress) -> None:
     if progress.last is not None:
-        say(f"iteration {progress.last.number}: {progress.last.verdict} ({progress.done} of at most {progress.limit})")
+        iteration = f"iteration {progress.last.number}: {progress.last.verdict}"
+        say_progress(f"{iteration} ({progress.done} of at most {progress.limit})")
     elif progress.mixtures:
-        say(f"mixture {progress.mixtures} of a good and a bad build")
+        say_progress(f"mixture {progress.mixtures} of a good and a bad build")
 
 
 def _build_once(loader: SaveBytes) -> None:

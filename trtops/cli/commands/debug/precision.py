@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
@@ -11,7 +12,7 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, tracker
-from trtops.cli.logs import say
+from trtops.cli.logs import say, say_progress
 from trtops.cli.script import Call, call, product
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ MODEL_ARTIFACT = "trtops_debug.onnx"
         flag("-o --output FILE", "where to write the model in mixed precision"),
         flag("-p --precision {float32,float16}", "what kept layers of engines compute in", usual="float32"),
         flag("--trt", "compare TensorRT engines (up to 10.x)"),
+        flag("--onnxrt", "search in ONNX Runtime", idle="without --trt, the search runs in ONNX Runtime"),
         flag("--golden-outputs FILE", "outputs that the model in FP32 must give, checked first"),
         flag("--save-layer-outputs FILE", "where to write the error of every tensor, as JSON"),
         flag("--mark-all", "look at every tensor", idle="--save-layer-outputs looks at every tensor"),
@@ -96,7 +98,8 @@ def precision(args: Options) -> Job:
     def run() -> int:
         if engines:
             ops.require_layer_precisions()  # before anything is run
-        model, engine_writer, inputs = product(source), product(writer), product(feeds)
+        model, engine_writer = product(source), product(writer)
+        searched = config if feeds is None else replace(config, data=product(feeds))
         if golden is not None and (reasons := _golden_differences(model, golden, config)):
             say(f"The model in FP32 does not give the golden outputs on this data: {reasons}")
             return 1
@@ -108,10 +111,10 @@ def precision(args: Options) -> Job:
                 evaluation["evaluate"] = stack.enter_context(checking)
             elif engines:
                 evaluation["runner"] = engine_writer.runner
-            result = search.run(ops.precision, model, config, feeds=inputs, progress=_say_step, **evaluation)
+            result = search.run(ops.precision, model, searched, progress=_say_step, **evaluation)
         if layers is not None:
-            accuracy = ops.AccuracyConfig(tolerances=config.tolerances, **_data(config))
-            errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), accuracy, feeds=inputs)
+            accuracy = ops.AccuracyConfig(tolerances=config.tolerances, **_data(searched))
+            errors = ops.accuracy(model, ops.Emulated(config.to, config.exclude), accuracy)
             save_bytes(errors.to_json().encode(), layers)
         return search.end(result)
 
@@ -148,7 +151,7 @@ def _golden_differences(model: Any, golden: str, config: PrecisionConfig) -> str
 
 def _say_step(step: Step) -> None:
     measured = f", {step.excess:.3g} of what is allowed" if 0 < (step.excess or 0) < float("inf") else ""
-    say(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
+    say_progress(f"{step.size} nodes in FP32: {'good' if step.verdict == 'pass' else 'bad'}{measured}")
 
 
 def _say_output(step: RepeatStep) -> None:

@@ -14,7 +14,7 @@ from trtops.cli import configs, groups, loading
 from trtops.cli.commands import debug
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command
-from trtops.cli.logs import say
+from trtops.cli.logs import say_progress
 from trtops.cli.script import product
 from trtops.errors import ComparisonError
 
@@ -104,7 +104,7 @@ def reduce(args: Options) -> Job:
 
     def finish_check(step: Step) -> None:
         detail = f": {step.detail.rstrip()}" if step.detail and show else ""
-        say(f"check {step.number}, {step.size} nodes, {step.verdict}{detail}")
+        say_progress(f"check {step.number}, {step.size} nodes, {step.verdict}{detail}")
         ops.sort_artifacts(artifacts, folder, good=step.verdict == "pass", label=f"N{step.number}")
         write_iteration(step.number)
 
@@ -112,14 +112,13 @@ def reduce(args: Options) -> Job:
         checking = ops.engine_check(build, tolerances) if check is None else check
         write_iteration(0)
         try:
-            result = search.run(
-                ops.reduce, product(model), checking, config, feeds=product(feeds), progress=finish_check
-            )
+            searched = config if feeds is None else replace(config, data=product(feeds))
+            result = search.run(ops.reduce, product(model), checking, searched, progress=finish_check)
         finally:
             if info is not None:
                 info.unlink(missing_ok=True)
         if result.whole == "error":
-            raise ComparisonError(f"{result.text()}. Make the check pass or fail on it first")
+            raise ComparisonError(f"{result.because[0]}. Make the check pass or fail on it first")
         if keep is not None and result.culprit is not None:
             shutil.copy(str(result.culprit.path), keep)
         return search.end(result)

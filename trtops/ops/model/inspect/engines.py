@@ -92,6 +92,11 @@ class InspectEnginesResult(OpResult):
         different = sum(row.differs for row in self.alignment.rows)
         return f"{different} of {len(self.alignment.rows)} rows of layers differ"
 
+    @property
+    def verdict_text(self) -> str:
+        """The difference: engines are compared, not evaluated."""
+        return self.headline
+
     def body(self) -> Iterable[str]:
         """Both engines in numbers, boundaries, rows, and rows without a counterpart."""
         yield markdown_table(("", "first", "second"), zip(_NUMBERS, _numbers(self.a), _numbers(self.b)))

@@ -7,9 +7,11 @@ from pathlib import Path
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.result import Inspection
 from trtops.tables import counted, table
-from trtops.tactics.record import algorithm_text, read_record
-from trtops.tracking.base import Tracker
+from trtops.tactics.record import TacticRecord, algorithm_text, read_record
+from trtops.tracking.base import Tracker, run_id_of
 from trtops.tracking.builds import load_cache
+from trtops.tracking.records import RUN_PREFIX
+from trtops.tracking.schema import Artifact
 
 
 @checked_arguments
@@ -35,9 +37,13 @@ def inspect_calibration(source: str, *, tracker: Tracker | None = None) -> Inspe
 
 
 @checked_arguments
-def inspect_tactics(path: str | Path) -> Inspection:
-    """Inspect a tactic record of trtops or Polygraphy."""
-    record = read_record(path)
+def inspect_tactics(source: str | Path, *, tracker: Tracker | None = None) -> Inspection:
+    """Inspect a tactic record of trtops or Polygraphy: a file, or ``run:ID``."""
+    if tracker is not None and str(source).startswith(RUN_PREFIX):
+        run = tracker.load(run_id_of(str(source), tracker))
+        record = TacticRecord.from_json(run.read_bytes(Artifact.TACTICS))
+    else:
+        record = read_record(source)
 
     # Polygraphy's lines come first, then what it does not print.
     def text() -> str:
