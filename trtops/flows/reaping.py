@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.states import AwaitingRetry, Crashed, Scheduled
 
 from trtops.flows.flow_of import flow_of, state_of
@@ -20,6 +21,7 @@ from trtops.tracking.schema import Tag
 
 _PENDING_MINUTES = 10  # after which the process of a flow run has not started, also on a busy machine
 _MOST_STARTS = 3  # of a flow run, after which it stays crashed: its model may be what kills the process
+_SILENT_MINUTES = 10  # more than three times Prefect's default between heartbeats
 _REPEATED_HOURS = 24  # after a crash; a flow run that crashed earlier is no longer waited for
 _MAX_FLOW_RUNS = 200  # flow runs per call, as Prefect's server allows
 _UNSETTLED = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CRASHED"]}}})
@@ -37,7 +39,10 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
     with get_client(sync_client=True) as client:
         order = FlowRunSort.EXPECTED_START_TIME_DESC
         for flow_run in client.read_flow_runs(flow_run_filter=_UNSETTLED, sort=order, limit=_MAX_FLOW_RUNS):
-            state = settled_state(flow_run, tracker.find(tags={Tag.PREFECT_FLOW_RUN: str(flow_run.id)}))
+            runs = tracker.find(tags={Tag.PREFECT_FLOW_RUN: str(flow_run.id)})
+            state = settled_state(flow_run, runs)
+            if state is None and not runs and _is_silent(client, flow_run):
+                state = Crashed(message=f"Its process sent no heartbeat for {_SILENT_MINUTES} minutes: it is gone.")
             if state is not None:
                 client.set_flow_run_state(flow_run.id, state, force=True)
                 changes.append(f"Flow run {flow_run.name} is {state.name}")
@@ -54,8 +59,8 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
 def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | None:
     """The state of a flow run by its MLflow runs, newest first; None to leave it as it is.
 
-    A flow run ends as the first of its runs, to which the others belong, if all of them have ended. One that no process
-    started is scheduled again.
+    A flow run ends as the first of its runs, to which the others belong, if all of them have ended; if it started
+    again, as the last run of that kind. One that no process started is scheduled again.
     """
     state = flow_run.state
     assert state is not None
@@ -64,7 +69,7 @@ def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | No
         return Scheduled() if age > datetime.timedelta(minutes=_PENDING_MINUTES) else None
     if not runs or any(info.status == "running" for info in runs):
         return None
-    first = runs[-1]
+    first = next(info for info in runs if (info.kind, info.parent) == (runs[-1].kind, runs[-1].parent))
     # On another machine it cannot be seen; a flow run without heartbeats is Crashed after a while.
     if state.is_running() and not owner.is_abandoned(first):
         return None
@@ -72,6 +77,23 @@ def settled_state(flow_run: FlowRun, runs: Sequence[RunInfo]) -> State[Any] | No
         message = f"Its process was killed after run {first.id}."
         return state_of(first.verdict, first.tags.get(Tag.HEADLINE, ""), message)
     return Crashed(message=f"Its process was killed; run {first.id} is {first.status}.") if state.is_running() else None
+
+
+def _is_silent(client: SyncPrefectClient, flow_run: FlowRun) -> bool:
+    """True if a running flow run of a deployment, whose process sends heartbeats, has sent none for a while.
+
+    The automation for flow runs without heartbeats waits for a first one, which a process may not live to send.
+    """
+    since = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=_SILENT_MINUTES)
+    state = flow_run.state
+    if state is None or not state.is_running() or flow_run.deployment_id is None or state.timestamp > since:
+        return False
+    heartbeats = EventFilter(
+        event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
+        resource=EventResourceFilter(id=[f"prefect.flow-run.{flow_run.id}"]),
+        occurred=EventOccurredFilter(since=since),  # type: ignore[arg-type]  # Prefect's own date type is a datetime
+    )
+    return not client.read_events(heartbeats, limit=1).events
 
 
 def is_repeated(flow_run: FlowRun, state: State[Any] | None) -> bool:

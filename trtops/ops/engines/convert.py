@@ -128,7 +128,8 @@ def convert(
         result = replace(result, title=f"convert {path.name}", subject=str(path), options=options)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         device = device.partition(" ")[2] or device  # without the maker
-        op.run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
+        with step_time("log"):
+            op.run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
         result = op.finish(result, title=title)
         return result if is_recorded else replace(result, run_id="", url="")
 
@@ -141,7 +142,9 @@ def _open_backend(config: ConvertConfig) -> Iterator[EngineBackend]:
         with warm_worker() as worker:
             yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
     else:
-        yield engine_backend(config.build.backend)
+        with step_time("open back end"):
+            backend = engine_backend(config.build.backend)
+        yield backend
 
 
 def _build_and_evaluate(
