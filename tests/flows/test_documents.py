@@ -65,10 +65,11 @@ def _check_keywords(script: str) -> None:
     names: dict[str, Any] = {}
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     exec(compile(ast.Module(imports, []), "imports", "exec"), names)
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not re.fullmatch(r"[\w.]+", ast.unparse(call.func)):
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        path = ast.unparse(call.func)
+        if not re.fullmatch(r"[\w.]+", path) or path.partition(".")[0] not in names:
             continue
-        function = eval(ast.unparse(call.func), names)
+        function = eval(path, names)
         op = inspect.unwrap(getattr(function, "fn", function))
         keywords = {keyword.arg for keyword in call.keywords}
         if keywords and getattr(op, "__module__", "").startswith("trtops"):
