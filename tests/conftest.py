@@ -64,11 +64,10 @@ def prefect_database(shared_folder: Path) -> Path:
     """A home of Prefect with its database: migrating one takes ten seconds."""
     home = shared_folder / "prefect"
     with locked(f"{home}.lock"):
-        if not (home / ".trtops-ready").exists():
-            # Without a part that imports Prefect's server, which takes four seconds.
-            make = "from trtops.flows import server; server.isolate_server = lambda: None; server.ensure_prefect_home()"
-            environment = {**os.environ, "PREFECT_HOME": str(home), "TRTOPS_HOME": str(home / "store")}
-            subprocess.run([sys.executable, "-c", make], env=environment, check=True)
+        if not (home / "ready").exists():
+            command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+            subprocess.run(command, env={**os.environ, "PREFECT_HOME": str(home)}, check=True, capture_output=True)
+            (home / "ready").touch()
     return home
 
 

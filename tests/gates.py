@@ -177,7 +177,7 @@ def kept(tracker: Tracker, path: Path, build: Build, *, suffix: str = ".ort", mo
     with tracked(tracker, path.stem, "planted", kind="build") as run:
         run.set_tags({schema.Tag.MODEL_PATH: str(path)})
         builds.log_spec(run, build.spec, build.engine.environment)
-        builds.log_build(run, build, suffix)
+        builds.log_build(run, build, Model.load(path).info, suffix)
         if model:
             run.log_file(path, f"{schema.Artifact.MODEL}{path.name}")
         run.finish("good")

@@ -20,7 +20,10 @@ def set_root(root: Path) -> None:
     """Make the artifact addresses of a store that was copied point to its present folder."""
     [(location,)] = execute(root, "SELECT artifact_location FROM experiments WHERE experiment_id = 0")
     former = str(Path(location).parents[1])
-    for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+    for table, column in (
+        ("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"),
+        ("model_versions", "source"), ("model_versions", "storage_location"),
+    ):  # fmt: skip
         execute(root, f"UPDATE {table} SET {column} = replace({column}, ?, ?)", former, str(root))
 
 

@@ -46,6 +46,16 @@ def test_columns_of_numbers_are_aligned_right() -> None:
     assert table(["a", "n"], [["x", "1"], ["y", "22"]]) == "a   n\n-  --\nx   1\ny  22"
 
 
+def test_narrow_tables_leave_out_columns_and_cut_no_number() -> None:
+    header, rows = ("run", "kind", "a long metric", "name"), [["0ce83184", "build", "12.3456789", "FP32 " + "x" * 60]]
+    lines = table(header, rows, 50, expendable=["kind"]).split("\n")
+    assert lines[0].split() == ["run", "a", "long", "metric", "name"] and "12.3456789" in lines[2]
+    assert max(map(len, lines)) <= 50 and "…" in lines[2] and lines[3] == "Not shown here: kind."
+    lines = table(header, rows, 24).split("\n")
+    assert "0ce83184" in lines[2] and max(map(len, lines[:3])) <= 24
+    assert lines[3] == "Not shown here: a long metric, name."
+
+
 def test_tables_on_narrow_terminals_lose_columns_and_no_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)

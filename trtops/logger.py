@@ -12,6 +12,7 @@ import enum
 import itertools
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -107,6 +108,7 @@ class Logger:
         self.timestamp = timestamp
         self.line_info = line_info
         self.status_only = False  # whether trtops' own messages below WARNING replace each other on a terminal
+        self.hides_results = False  # whether trtops' own messages for standard output are left out
         self.use_python_logging_system = False  # whether only the program's own handlers get messages
         self.logger_callbacks: list[Callable[[ModuleSeverity], object]] = []
         number = next(self._numbers)
@@ -278,8 +280,10 @@ class _Console(logging.Handler):
         file = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
         try:
             text, (_, color) = _Lines().format(record), _STYLES.get(record.levelno, ("", 0))
-            is_progress = file is sys.stderr and record.levelno < logging.WARNING and record.name != "trtops"
-            if G_LOGGER.status_only and is_progress:
+            is_result, is_own = file is sys.stdout, not re.fullmatch(r"trtops(\.logger\.\d+)?", record.name)
+            if is_own and is_result and G_LOGGER.hides_results:
+                return
+            if is_own and not is_result and G_LOGGER.status_only and record.levelno < logging.WARNING:
                 show_status(record.getMessage())
                 return
             clear_status()

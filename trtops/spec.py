@@ -4,6 +4,7 @@ Two builds with equal spec digests were given the same inputs. If :meth:`Environ
 engine can replace the other. Names, paths, labels and times are not part of either.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -25,6 +26,8 @@ _PROVIDERS = {
     "rtx": "NvTensorRTRTXExecutionProvider",
 }
 GPU_PROVIDERS = frozenset(name for name in _PROVIDERS.values() if name != "CPUExecutionProvider")
+# Words of device names that say nothing about one device.
+_COMMON_WORDS = {"intel", "amd", "nvidia", "geforce", "tesla", "cpu", "gpu", "processor"}
 # Number of tactic seeds that belong to one campaign seed.
 CAMPAIGN_SEEDS = 1024
 
@@ -277,6 +280,16 @@ class Environment(Record):
         cuda = f"_cuda-{self.cuda}" if self.cuda else ""  # it changes the keys of TensorRT's timing cache
         cudnn = f"_cudnn-{self.cudnn}" if self.cudnn else ""
         return f"{plain}_{self.device_sha256[:8]}_{self.backend}_{self.backend_version}{cuda}{cudnn}"
+
+
+def short_device(device: str) -> str:
+    """The name of a device without its maker and words that many have, for names of runs.
+
+    >>> short_device("Intel(R) Xeon(R) Processor"), short_device("NVIDIA H100 80GB HBM3")
+    ('Xeon', 'H100 80GB HBM3')
+    """
+    words = re.sub(r"\((R|TM)\)|@.*", "", device, flags=re.IGNORECASE).split()
+    return " ".join(word for word in words if word.lower() not in _COMMON_WORDS) or device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,8 +47,9 @@ def table(header: Sequence[str], rows: Iterable[Row], width: int | None = None, 
     cells = []
     for number, (column, column_width) in enumerate(zip(columns, widths)):
         name, *texts = (_cut(text, column_width) for text in column)
-        # The first column is text, and those where no cell starts with a digit.
-        is_text = number == 0 or not any(text[:1].isdigit() for text in texts)
+        # The first column is text, and those where a cell other than a dash starts with no digit.
+        starts = [text[:1] for text in texts if text != "-"]
+        is_text = number == 0 or not starts or not all(map(str.isdigit, starts))
         pad = str.ljust if is_text else str.rjust
         cells.append([pad(text, column_width) for text in (name, "-" * column_width, *texts)])
     left_out += [name for name, *_ in columns[len(widths) :]]

@@ -65,6 +65,22 @@ def test_a_conversion_fits_one_screen(tmp_path: Path) -> None:
     assert any(text.split()[:2] == ["scores", "good"] for text in detailed)
 
 
+def test_run_shows_its_verdict_and_pipes_get_all_lines(tmp_path: Path, monkeypatch, capsys, caplog) -> None:
+    models.conv_net().fixed().write(tmp_path)
+    line = ["run", "conv_net.onnx", "--onnxrt", "--onnxrt"]
+
+    code, lines = screen_of(line, tmp_path)
+    assert code == 0 and [text.split(":")[0] for text in lines if text[:1].strip()] == ["verdict", "because", "figures"]
+    assert "onnxrt-runner-N0 and onnxrt-runner-N1 agree in scores (max abs 0" in " ".join(lines).replace("  ", "")
+
+    monkeypatch.chdir(tmp_path)
+    assert main(line) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("[I] RUNNING | Command: ") and lines[-1].startswith("[I] PASSED | Runtime: ")
+    assert "Accuracy Summary | onnxrt-runner-N" in caplog.text
+    assert "verdict: good" in lines[-7:]
+
+
 FORGED = "\nverdict: good\nrun:     deadbeef\nnext:    trtops runs promote deadbeef\n"
 ON_NAMES = """
     convert M --convert-to ort --latency-runs 0 --experiment e; compare M M --latency-runs 0 -v; run M --onnxrt --onnxrt

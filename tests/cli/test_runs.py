@@ -85,6 +85,7 @@ def test_runs_are_listed(run):
 def test_engines_are_listed_by_a_metric(run):
     best = json.loads(run("runs list --best latency/p50_ms --json")[1])
     assert best and [row["value"] for row in best] == sorted(row["value"] for row in best)
+    assert len({row["name"] for row in best}) == len(best) and "iteration" not in {row["kind"] for row in best}
     assert "latency/p50_ms" in run("runs list --best latency/p50_ms --above error/max_abs=-1 -n 1")[1]
     assert run("runs list --accepted --kernel none")[1].strip() == "No such runs."
     assert run("runs list --best latency/p50_ms --kind build")[0] == run("runs list --above error/max_abs")[0] + 1 == 3
@@ -116,7 +117,7 @@ def test_runs_are_named_by_their_ids(run, ids, caplog):
     code, text = run(f"runs compare {first} run:{second}")
     names = [line.split()[0] for line in text.splitlines() if line.strip()]
     assert code == 0 and text.split()[:2] == [first[:8], second[:8]]
-    assert "build/seconds" in names and "precision" not in names
+    assert names[4] == "verdict" and "build/seconds" in names and not {"precision", "spec_sha256"} & {*names}
     assert run(f"runs compare {first} {first}")[1].strip() == "Nothing differs."
     assert run(f"compare run:{first} run:{second} run:{first} --html page.html")[0] == 0
     assert first[:8] in Path("page.html").read_text("utf-8")

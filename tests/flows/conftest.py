@@ -1,4 +1,4 @@
-"""One Prefect home for all flow tests of a process, with the embedded server that flows start by themselves."""
+"""One Prefect server for all flow tests of a process."""
 
 import os
 import shutil
@@ -11,7 +11,6 @@ import pytest
 # Prefect reads these when it is first imported, which test modules do at the top.
 _HOME = tempfile.TemporaryDirectory(prefix="trtops-prefect-")
 os.environ["PREFECT_HOME"] = _HOME.name
-os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "900"
 os.environ["PREFECT_LOGGING_LEVEL"] = "ERROR"  # the server says goodbye after pytest has closed the output
 os.environ["PREFECT_RESULTS_LOCAL_STORAGE_PATH"] = f"{_HOME.name}/results"
 
@@ -19,27 +18,22 @@ os.environ["PREFECT_RESULTS_LOCAL_STORAGE_PATH"] = f"{_HOME.name}/results"
 @pytest.fixture(scope="session", autouse=True)
 def prefect_home(prefect_database: Path) -> Path:
     """Where Prefect keeps its database and, if anything were persisted, results."""
-    for name in ("prefect.db", ".trtops-ready"):
-        shutil.copy(prefect_database / name, _HOME.name)
+    shutil.copy(prefect_database / "prefect.db", _HOME.name)
     return Path(_HOME.name)
 
 
 @pytest.fixture(scope="session")
 def server(prefect_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Prefect's server, started from a folder whose modules must not be imported."""
-    import prefect
+    """Prefect's server, as it is configured for this process and its children."""
+    from prefect.server.api.server import SubprocessASGIServer
+    from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from tests.hostile import plant_modules
-    from trtops.flows.server import ensure_prefect_home
-
-    folder = tmp_path_factory.mktemp("downloads")
-    plant_modules(folder, folder / "imported")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        ensure_prefect_home()
-        prefect.flow(name="first")(lambda: None)()
-    yield
-    assert not (folder / "imported").exists(), (folder / "imported").read_text()
+    started = SubprocessASGIServer()
+    started.start(timeout=900)
+    with pytest.MonkeyPatch.context() as patch, temporary_settings({PREFECT_API_URL: started.api_url}):
+        patch.setenv("PREFECT_API_URL", started.api_url)
+        yield
+    started.stop()
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from flows.deployments import FILE, QUEUES, automations
+from tests import models
 from tests.waiting import until
 from trtops import errors, flows
 from trtops.flows.flow_of import VerdictError, flow_of, run_as_task, state_of, worth_a_retry
@@ -36,6 +37,7 @@ from trtops.tracking import owner
 from trtops.tracking.base import RunStatus, Tracker
 from trtops.tracking.records import RunData
 from trtops.tracking.schema import Tag
+from trtops.tracking.store import default_tracker
 from trtops.verdict import VERDICTS
 
 pytestmark = pytest.mark.usefixtures("store", "prefect_home")
@@ -298,6 +300,26 @@ def test_flow_run_that_no_process_started_is_repeated():
         pending = State(type="PENDING", timestamp=current_time - timedelta(minutes=minutes))
         settled = settled_state(FlowRun(flow_id=uuid.uuid4(), state=pending), [])
         assert (settled is not None and settled.is_scheduled()) == repeated
+
+
+def test_flow_without_a_server_runs_its_op(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.server.api import server
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a server is started")
+
+    monkeypatch.setattr(server.SubprocessASGIServer, "start", refuse)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    model = models.conv_net().fixed().write(tmp_path)
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        result = flows.convert(model, precision="fp32", iterations=1, latency_runs=0, plots="never")
+        with pytest.raises(errors.ConfigError, match="precision"):
+            flows.convert(model, precision="fp17")
+        flows.reap()
+
+    info = default_tracker().info(result.run_id)
+    assert info.verdict == result.verdict == "good" and Tag.PREFECT_FLOW_RUN not in info.tags
 
 
 def test_crashed_flow_run_of_a_deployment_starts_three_times():

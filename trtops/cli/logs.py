@@ -56,6 +56,8 @@ LOGGING = Group(
     flag("--timeout SECONDS", "how long loading a model, or one inference, may take", usual="600"),
 )
 
+# Commands whose lines are their output, as in Polygraphy.
+_WITHOUT_SCREEN = ("surgeon", "check", "inspect", "data", "template", "plugin")
 _LONGEST_LIST = 6  # names in a printed command; longer lists go to a file
 
 # Of the command that runs. Commands print in many places, and a process runs one command at a time.
@@ -75,7 +77,6 @@ def logging_as(args: Options, path: tuple[str, ...] = ("run",)) -> Iterator[logg
     G_LOGGER.line_info = "line-info" in (args.log_format or ())
     G_LOGGER.colors = "no-colors" not in (args.log_format or ())
     data_log = logging.getLogger("trtops.comparator.data_loader")
-    comparison_logs = [logging.getLogger(name) for name in ("trtops.comparator", "trtops.backend.onnxrt.loader")]
     logged: set[str] = set()
 
     def once(record: logging.LogRecord) -> bool:
@@ -85,25 +86,19 @@ def logging_as(args: Options, path: tuple[str, ...] = ("run",)) -> Iterator[logg
         logged.add(text)
         return new
 
-    def is_no_result(record: logging.LogRecord) -> bool:
-        """Hold back lines of runners and comparisons, which Polygraphy's users read, where a screen replaces them."""
-        return not getattr(record, "on_stdout", False)
-
     data_log.addFilter(once)
     # Restored afterwards: `main` is also called by tests and by other programs, in whose process it runs.
     try:
         G_LOGGER.log_file = args.log_file
         _silent, _is_detailed = args.silent or False, loudness > 0 or min(severities.values()) < G_LOGGER.INFO
-        G_LOGGER.status_only = on_brief_terminal() and path[0] not in ("surgeon", "check")
-        for log in comparison_logs if path not in registry.REPORTED or on_brief_terminal() else ():
-            log.addFilter(is_no_result)
+        has_screen = path[0] not in _WITHOUT_SCREEN
+        G_LOGGER.status_only = has_screen and on_brief_terminal()
+        G_LOGGER.hides_results = has_screen and (on_brief_terminal() or path not in registry.REPORTED)
         with G_LOGGER.verbosity(severities):
             yield logging.getLogger("trtops.cli")
     finally:
         data_log.removeFilter(once)
-        for log in comparison_logs:
-            log.removeFilter(is_no_result)
-        G_LOGGER.status_only = False
+        G_LOGGER.status_only = G_LOGGER.hides_results = False
         G_LOGGER.log_file = None
         (
             G_LOGGER.module_severity, G_LOGGER.timestamp, G_LOGGER.line_info, G_LOGGER.colors, _silent, _is_detailed

@@ -124,7 +124,7 @@ VARIABLES = {
     "MLFLOW_TRACKING_URI": "an MLflow server to use instead",
     "TRTOPS_CREDENTIALS": "a file with user and password for that server",
     "TRTOPS_TRACKING_WAIT": "seconds to wait for a store that does not answer (default: 25)",
-    "TRTOPS_SPOOL": "folder of runs that the store could not take (default: <TRTOPS_HOME>/spool)",
+    "TRTOPS_SPOOL": "runs that the store could not take (default: of a server <TRTOPS_HOME>/spool, else in TMPDIR)",
     "TRTOPS_USE_TENSORRT_RTX": "1: use TensorRT-RTX instead of TensorRT",
     "TRTOPS_ARRAY_SWAP_THRESHOLD_MB": "larger saved arrays move to a temporary file",
     "TRTOPS_ALLOWED_SCRIPTS": "folders, separated by ':'; scripts, check commands and plugins elsewhere are not run",

@@ -20,7 +20,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from trtops import errors
 from trtops.extras import require
 from trtops.flows.flow_of import flow_of, open_tracker, task_of, task_state
-from trtops.flows.slots import device_slot
+from trtops.flows.slots import device_slot, in_flow
 from trtops.ops.campaign import bisect as bisects
 from trtops.ops.campaign import debug_build as debug_builds
 from trtops.ops.campaign.config import Campaign, DebugBuildConfig
@@ -162,6 +162,12 @@ def _debug_build(
     """
     # A bisection builds in this process, while only Dask's workers may have the GPU.
     config = replace(config, bisect=config.bisect and dask is None)
+    if not in_flow():
+        if dask is not None:
+            raise errors.ConfigError(
+                f"dask={dask!r} needs a Prefect server that its workers reach: set PREFECT_API_URL, or leave dask out."
+            )
+        return debug_builds.debug_build(model, config, resume=resume, allow_scripts=allow_scripts, **logged)
     with spread(config.parallel, dask) as submit, _shown_progress() as show:
         options = {"resume": resume, "submit": submit, "progress": show, "allow_scripts": allow_scripts}
         return debug_builds.debug_build(model, config, **options, **logged)

@@ -9,7 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from trtops import errors
 from trtops.flows.flow_of import flow_of, run_as_task
-from trtops.flows.slots import device_slot
+from trtops.flows.slots import device_slot, in_flow
 from trtops.ops.comparing.compare import compare as compare_op
 from trtops.ops.engines.board import board
 from trtops.ops.engines.build_list import BuildListConfig, BuildListResult, build_list
@@ -38,7 +38,7 @@ def _nightly(models: Path, config: BuildListConfig = BuildListConfig(), **logged
         return run_as_task(name, build, by_steps=True)
 
     result = build_list(models, config, convert_one=convert_one, **logged)
-    if result.run_id:
+    if result.run_id and in_flow():
         with contextlib.suppress(errors.TrtopsError):  # without the other nights, there is no board
             create_markdown_artifact(board(tracker=logged["tracker"]).page(), key="board")
     return result

@@ -24,12 +24,11 @@ from prefect.events import emit_event
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Completed, Failed
-from prefect.utilities.callables import parameter_docstrings
+from prefect.utilities.callables import get_call_parameters, parameter_docstrings
 from prefect.utilities.urls import url_for
 
 from trtops import errors
-from trtops.flows.server import ensure_prefect_home
-from trtops.flows.slots import device_slot
+from trtops.flows.slots import device_slot, has_server, in_flow
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
 from trtops.ops.devices import BuildPlace
@@ -109,13 +108,17 @@ class OpFlow(Flow[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the flow in this process and return its result, whatever its verdict.
 
+        Without a Prefect server (``PREFECT_API_URL``) only the op runs: there is no flow run with states, retries and
+        artifacts. Prefect would start a server for this process, which takes forty seconds of CPU time.
+
         Raises ConfigError if a parameter is invalid; the flow run is marked failed with the same message.
         """
         if leading := leading_options(inspect.unwrap(self.fn), args):
             args, kwargs = (), leading | kwargs
-        if prefect.context.FlowRunContext.get() is None:
-            ensure_prefect_home()
         try:
+            if not has_server():
+                function: Callable[..., Any] = self.fn
+                return function(**self.validate_parameters(get_call_parameters(function, args, kwargs)))
             # At the end of a called flow, Prefect joins its heartbeat thread, which sleeps for a second at a time.
             # Workers do not call flows, and deployed runs keep the heartbeats by which a server finds dead ones.
             with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
@@ -157,10 +160,10 @@ def flow_of(
         mark_op()
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         context = prefect.context.FlowRunContext.get()
-        assert context is not None and context.flow_run is not None
+        flow_run = None if context is None else context.flow_run
         tracker, config = open_tracker(), arguments.pop("config", None)
-        if "resume" in accepted and arguments.get("resume") is None and context.flow_run.run_count > 1:
-            arguments["resume"] = _interrupted_run(tracker, str(context.flow_run.id))
+        if "resume" in accepted and arguments.get("resume") is None and flow_run is not None and flow_run.run_count > 1:
+            arguments["resume"] = _interrupted_run(tracker, str(flow_run.id))
         if config_class is not None:
             if config is None and base is not None:
                 config = base(tracker, arguments)
@@ -170,10 +173,7 @@ def flow_of(
             config = configured(config_class if config is None else config, set_options, backend)
         backend = getattr(getattr(config, "build", None), "backend", None)
         where = backend if place_of is None else place_of(tracker, config, arguments)
-        tags = {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}
-        if page := url_for("flow-run", obj_id=context.flow_run.id):  # None for a server that ends with this process
-            tags[schema.Tag.PREFECT_URL] = page
-        supplied = {"tracker": tracker, "tags": tags}
+        supplied = {"tracker": tracker, "tags": _flow_run_tags()}
         arguments |= {key: argument for key, argument in supplied.items() if key in accepted or "logged" in accepted}
         with device_slot(where) as devices, steps_run_by(run_as_task):
             if config is not None:
@@ -181,7 +181,7 @@ def flow_of(
             result = op(**arguments) if by_steps else run_as_task(name, functools.partial(op, **arguments))
         if after is not None:
             result = after(result, arguments)
-        return _ended(result) if isinstance(result, OpResult) else result
+        return _ended(result) if in_flow() and isinstance(result, OpResult) else result
 
     run.__signature__ = signature  # type: ignore[attr-defined]
     # Prefect takes the descriptions of parameters from the docstring.
@@ -199,6 +199,16 @@ def flow_of(
         on_crashed=[close_runs],
         on_cancellation=[close_runs],
     )
+
+
+def _flow_run_tags() -> dict[str, str]:
+    """Tags for the run of an op that name the current flow run; empty without one."""
+    context = prefect.context.FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return {}
+    page = url_for("flow-run", obj_id=context.flow_run.id)  # None for a server that ends with this process
+    tags = {schema.Tag.PREFECT_FLOW_RUN: str(context.flow_run.id)}
+    return tags if page is None else {**tags, schema.Tag.PREFECT_URL: page}
 
 
 def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
@@ -264,11 +274,15 @@ def task_of(function: Callable[P, R], name: str, *, run_name: str | None = None,
 
 
 def run_as_task(name: str, function: Callable[[], R], *, by_steps: bool = False) -> R:
-    """Call a function as a Prefect task, which fails if the result's verdict is not good; the result is returned.
+    """Call a function as a Prefect task, or directly outside of flows; the result is returned.
+
+    A task fails if the result's verdict is not good.
 
     It is retried, except inside a retried task. One that is made ``by_steps`` retries only these: a retry of the whole
     would leave another run in MLflow.
     """
+    if not in_flow():
+        return function()
     results: list[R] = []
 
     # No arguments, and no result in the state: Prefect would search them for futures and keep them until the end.

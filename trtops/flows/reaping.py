@@ -13,6 +13,7 @@ from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFi
 from prefect.states import AwaitingRetry, Crashed, Scheduled
 
 from trtops.flows.flow_of import flow_of, state_of
+from trtops.flows.slots import in_flow
 from trtops.ops.auditing.prune import prune_runs as prune_runs_op
 from trtops.tracking import check, owner
 from trtops.tracking.offline import OfflineTracker
@@ -36,6 +37,8 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
     tracker.upload_spool()  # first: a run that went there is running in the store, and its process is gone
     changes = [f"Run {info.id} of a dead process is {info.status}: {info.name}" for info in check.reap(tracker)]
     changes += [f"Removed {path}" for path in check.remove_leftovers(tracker)]
+    if not in_flow():
+        return tuple(changes)
     with get_client(sync_client=True) as client:
         order = FlowRunSort.EXPECTED_START_TIME_DESC
         for flow_run in client.read_flow_runs(flow_run_filter=_UNSETTLED, sort=order, limit=_MAX_FLOW_RUNS):

@@ -8,12 +8,24 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL
 
 from trtops.backend.engines import engine_backend
 from trtops.errors import BackendError
 from trtops.ops.devices import BuildPlace, gpus_of
 from trtops.spec import BackendName
+
+
+def in_flow() -> bool:
+    """Whether this code runs in a flow or task of Prefect, and so with a server."""
+    return FlowRunContext.get() is not None or TaskRunContext.get() is not None
+
+
+def has_server() -> bool:
+    """Whether a Prefect server is configured, or one runs the present flow."""
+    return bool(PREFECT_API_URL.value()) or in_flow()
 
 
 @contextmanager
@@ -50,8 +62,11 @@ def gpu_slot(gpus: Sequence[str]) -> Iterator[str | None]:
 def device_slot(where: BuildPlace | BackendName | None) -> Iterator[tuple[str, ...]]:
     """Hold one of the GPUs of a place, or the GPU of a back end in this process.
 
-    Yields the ``devices`` for the op: empty for its default.
+    Yields the ``devices`` for the op: empty for its default. Without a server nothing is held; ops lock their GPU.
     """
+    if not has_server():
+        yield where.devices if isinstance(where, BuildPlace) else ()
+        return
     if isinstance(where, BuildPlace):
         gpus = gpus_of(where.backend, where.devices)
     else:

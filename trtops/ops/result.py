@@ -197,7 +197,11 @@ class OpResult(Record):
             lines = []
             for label, text in texts.items():
                 shown = textwrap.wrap(
-                    one_line(text), _SCREEN_COLUMNS - _LABEL, max_lines=limits.get(label), placeholder=cut
+                    one_line(text),
+                    _SCREEN_COLUMNS - _LABEL,
+                    break_on_hyphens=False,
+                    max_lines=limits.get(label),
+                    placeholder=cut,
                 )
                 lines += _labelled(label, shown)
             lines += _labelled("next:", command)

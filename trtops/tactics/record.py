@@ -18,6 +18,8 @@ from trtops.spec import Environment
 Column: TypeAlias = tuple[Literal["layer", "setting"], str]
 """A layer, or a setting of the whole engine, by its name."""
 
+_MAX_LABEL = 3  # settings in a name
+
 Mechanism = Literal["onnxruntime", "algorithm_selector", "editable_timing_cache", "inspector"]
 
 
@@ -103,6 +105,12 @@ class TacticRecord(Record):
     def coverage(self) -> float:
         """Layers with a replayable choice, as a fraction of all layers; 1.0 for an engine without layers."""
         return sum(choice.replayable for choice in self.choices) / len(self.choices) if self.choices else 1.0
+
+    @property
+    def label(self) -> str:
+        """What tells this build from others, for its name: a few settings, or else a digest of all choices."""
+        settings = [f"{name}={value}" for name, value in self.settings if not name.startswith("entry ")]
+        return ", ".join(settings) if 0 < len(settings) <= _MAX_LABEL else f"tactics {self.digest[:8]}"
 
     def differing_layers(self, other: "TacticRecord") -> tuple[str, ...]:
         """Names of layers with different choices, or in one record only; in this record's order."""

@@ -90,6 +90,16 @@ class LocalFiles:
         """Store an artifact, whole or not at all."""
         return write_artifact(source, self._inside(path), path)
 
+    def adopt(self, source: Path, path: str) -> None:
+        """Store another run's file as an artifact: as a link if the disk has links, else as a copy."""
+        target = self._inside(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.unlink(missing_ok=True)
+            os.link(source, target)
+        except OSError:
+            self.put(source, path)
+
     def get(self, entry: ArtifactEntry) -> Path | None:
         """The file with an artifact's unverified content, or None."""
         return self.find(entry.path)

@@ -110,8 +110,10 @@ class Tracker(Protocol):
         """An unverified artifact of a run, complete or not; None if it has none with this path."""
         ...
 
-    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
-        """Add an artifact of a complete run as a version of a model, made if missing, and make an alias point to it.
+    def register(
+        self, name: str, run_id: str, path: str, *, alias: str, also: str = "", tags: Tags | None = None
+    ) -> RegisteredVersion:
+        """Add an artifact of a complete run as a version of a model, made if missing, and make aliases point to it.
 
         Raises ConfigError if the alias or the name is not allowed; IncompleteRunError if the run is not complete, or
         has no such artifact.

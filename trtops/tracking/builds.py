@@ -24,8 +24,9 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.data import FeedDigest
 from trtops.calibration.quantization import Quantization
 from trtops.json import to_json
+from trtops.metadata import TensorSpec, is_dynamic
 from trtops.record import Record, digest, sha256, sha256_file, to_jsonable
-from trtops.spec import BuildSpec, Environment, Layer
+from trtops.spec import BuildSpec, Environment, Layer, ModelInfo
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete, run_id_of
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 # Maximum bytes of input data in a run.
 _LARGEST_DATA = 64 << 20
+# Data types that MLflow's signatures can describe.
+_NUMPY_TYPES = {"bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
+_NUMPY_TYPES |= {"float16", "float32", "float64"}
 ENGINE_STEM = f"{Artifact.ENGINE}engine"
 
 
@@ -48,15 +52,17 @@ def log_spec(run: Run, spec: BuildSpec, environment: Environment) -> None:
     """Log the spec and the environment of a build before it begins."""
     run.set_tags({Tag.MODEL_SHA256: spec.model_sha256, Tag.BACKEND: environment.backend})
     spec_params = schema.flat_params(spec.config) | {schema.AS_PARAM[Tag.SPEC_SHA256]: spec.digest}
-    run.log_params(spec_params | environment_params(environment))
+    calibration = {schema.CALIBRATED_ON: spec.calibration_sha256} if spec.calibration_sha256 else {}
+    run.log_params(spec_params | environment_params(environment) | calibration)
     run.log_json(spec, Artifact.SPEC)
     run.log_json(environment, Artifact.ENVIRONMENT)
 
 
-def log_build(run: Run, build: Build, engine_suffix: str, key: str | None = None) -> None:
+def log_build(run: Run, build: Build, model: ModelInfo, engine_suffix: str, key: str | None = None) -> None:
     """Log a finished build: engine, tactics, layers, caches and log as artifacts, its numbers as metrics.
 
-    Later builds find the engine by the :func:`build_key`. It is None in campaigns, whose engines may be bad.
+    ``model`` names the inputs and outputs for MLflow's clients. Later builds find the engine by the :func:`build_key`.
+    It is None in campaigns, whose engines may be bad.
     """
     engine = build.engine
     run.set_tags({Tag.ENGINE_SHA256: engine.sha256} | ({} if key is None else {Tag.BUILD_KEY: key}))
@@ -67,6 +73,7 @@ def log_build(run: Run, build: Build, engine_suffix: str, key: str | None = None
     run.log_metrics({Metric.BUILD_SECONDS: build.seconds, Metric.ENGINE_BYTES: float(len(build.engine.plan))})
     run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
     run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)
+    run.log_json(_mlmodel(engine.environment, model), Artifact.MLMODEL)
     run.log_json(build.tactics, Artifact.TACTICS)
     run.log_json([layer.to_dict() for layer in build.layers], Artifact.LAYERS)
     if build.denied:
@@ -77,6 +84,34 @@ def log_build(run: Run, build: Build, engine_suffix: str, key: str | None = None
         run.log_bytes(build.calibration_cache, Artifact.CALIBRATION_CACHE)
     run.log_json(build.timing_cache_use, Artifact.TIMING_CACHE_USE)
     run.log_text(build.log, Artifact.BUILD_LOG)
+
+
+def _mlmodel(environment: Environment, model: ModelInfo) -> dict[str, Any]:
+    """The ``MLmodel`` file, by which MLflow's clients load an engine; JSON is YAML too.
+
+    Without a signature if a type of the model is not one of numpy's, or a rank is not known.
+    """
+    loader = {"loader_module": "trtops.tracking.mlflow.flavor", "python_version": environment.python}
+    platform = {"backend": environment.backend, "release": environment.backend_version, "device": environment.device}
+    document: dict[str, Any] = {"flavors": {"python_function": loader, "trtops": platform}}
+    sides = {"inputs": model.inputs, "outputs": model.outputs}
+    if not all(_is_numpy_tensor(tensor) for tensors in sides.values() for tensor in tensors):
+        return document
+    signature = {}
+    for side, tensors in sides.items():
+        described = []
+        for tensor in tensors:
+            shape = [-1 if is_dynamic(dim) else dim for dim in tensor.shape or ()]
+            if side == "inputs":
+                shape[:1] = [-1] * len(shape[:1])  # MLflow takes rows of a DataFrame for no fixed number
+            spec = {"dtype": tensor.dtype and tensor.dtype.value, "shape": shape}
+            described.append({"name": tensor.name, "type": "tensor", "tensor-spec": spec})
+        signature[side] = json.dumps(described)
+    return {**document, "signature": signature}
+
+
+def _is_numpy_tensor(tensor: TensorSpec) -> bool:
+    return tensor.dtype is not None and tensor.shape is not None and tensor.dtype.value in _NUMPY_TYPES
 
 
 def engine_entry(manifest: Manifest) -> ArtifactEntry | None:

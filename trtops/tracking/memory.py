@@ -181,7 +181,9 @@ class MemoryTracker:
             for path in paths:
                 artifacts.pop(path, None)
 
-    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
+    def register(
+        self, name: str, run_id: str, path: str, *, alias: str, also: str = "", tags: Tags | None = None
+    ) -> RegisteredVersion:
         check_registration(name, alias)
         self.load(run_id).local_path(path)
         with self._lock:
@@ -189,7 +191,7 @@ class MemoryTracker:
             number = str(len(versions) + 1)
             version = RegisteredVersion(name=name, version=number, run_id=run_id, path=path, tags=dict(tags or {}))
             versions.append(version)
-            self._aliases.setdefault(name, {})[alias] = number
+            self._aliases.setdefault(name, {}).update(dict.fromkeys(filter(None, (alias, also)), number))
         return version
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from trtops import errors
@@ -175,9 +175,11 @@ class OfflineTracker:
         logged = None if run is None else run.logged_bytes(path)
         return self.inner.peek(run_id, path) if logged is None else logged
 
-    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
+    def register(
+        self, name: str, run_id: str, path: str, *, alias: str, also: str = "", tags: Tags | None = None
+    ) -> RegisteredVersion:
         self._require_uploaded(run_id)  # an engine is accepted only once the store has its run
-        return self.inner.register(name, run_id, path, alias=alias, tags=tags)
+        return self.inner.register(name, run_id, path, alias=alias, also=also, tags=tags)
 
     def ended(self, run: OfflineRun, *, spooled: bool) -> None:
         """Note the end of a run, in the store or in the spool."""
@@ -283,6 +285,9 @@ class OfflineRun(Run):
         with contextlib.suppress(*STORE_UNAVAILABLE):
             return self._inner._log_head() if self._inner else ""
         return ""
+
+    def _linked_metrics(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
+        return self._inner._linked_metrics() if self._inner else {}
 
     def _info(self) -> RunInfo:
         return self.record.info()

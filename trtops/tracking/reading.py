@@ -39,7 +39,7 @@ class StoredRun:
         details: Callable[[], RunDetails],
     ) -> None:
         self.info = info
-        self.details = details
+        self.details = functools.cache(details)
         self.manifest = manifest
         self.unlisted = unlisted
         self._fetch = fetch

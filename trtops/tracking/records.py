@@ -63,7 +63,8 @@ class Statement(Record):
     """The row of a run in the database at the run's end. Times are in seconds since the epoch.
 
     Metrics have all their values, in order, by :func:`trtops.tracking.schema.metric_key`; those of a ``resumed`` run
-    lack what earlier processes logged. Texts of more than 100 characters are stated as their digest.
+    lack what earlier processes logged. ``linked`` are those that were also linked to other runs' engines, by the id of
+    the engine's logged model. Texts of more than 100 characters are stated as their digest.
     """
 
     id: str  # a local one if the run was spooled
@@ -78,6 +79,7 @@ class Statement(Record):
     tags: Mapping[str, str]
     params: Mapping[str, str]
     metrics: Mapping[str, tuple[float, ...]]
+    linked: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
 
     @staticmethod
     def short(text: str) -> str:
@@ -123,12 +125,18 @@ class Manifest(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """What only an audit reads of a run: user and status, all values of each metric, and the paths of all files."""
+    """What only an audit reads of a run: user and status, all values of each metric, and the paths of all files.
+
+    ``model`` is the id of MLflow's logged model of the run's engine. ``derived`` is what MLflow holds of engine and
+    data besides the run: by fact, the value in MLflow and the one that the run's own data gives.
+    """
 
     user: str | None
     status: tuple[str, str]  # as MLflow shows it, and as it shows a finished run with this verdict
     history: Mapping[str, tuple[float, ...]]  # by metric_key
     files: tuple[str, ...]
+    model: str | None = None
+    derived: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,13 +235,27 @@ class EngineQuery(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredVersion(Record):
-    """One version of a registered model: an artifact of a run, with tags of its own."""
+    """One version of a registered model: an artifact of a run, with tags of its own.
+
+    ``source`` is where MLflow's clients load it from: the engine's logged model, or the artifact itself.
+    """
 
     name: str
     version: str
     run_id: str
     path: str
     tags: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    description: str = ""
+
+    def facts(self) -> dict[str, str]:
+        """What the log of a store states about the version."""
+        ours = {f"tag {name}": value for name, value in self.tags.items() if name.startswith("trtops.")}
+        source = re.sub(r".*/models/(m-[0-9a-f]{32})/artifacts", r"models:/\1", self.source)  # wherever the store is
+        return {
+            "name": self.name, "version": self.version, "run": self.run_id, "path": self.path, "source": source,
+            "description": self.description, **ours,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,7 @@ class Tag:
     CRASHED_IN = "trtops.crashed_in"  # digest of model, release and device (trtops.tracking.builds)
     SPEC_SHA256 = "trtops.spec.sha256"
     ENGINE_SHA256 = "trtops.engine.sha256"
+    ENGINE_PATH = "trtops.engine.path"  # of a registered engine, among its run's artifacts
     BUILD_KEY = "trtops.build_key"  # equal for interchangeable builds (trtops.tracking.builds.build_key)
     REUSED_FROM = "trtops.reused_from"  # id of the run that has the engine, if it was not built
     COMPUTES_IN = "trtops.computes_in"  # of a registered engine: what its kernels compute in, such as FP32 (not FP16)
@@ -105,6 +106,7 @@ AS_PARAM = {
     Tag.PREFECT_URL: "prefect_url",
 }
 MAX_SHORT_TAG = 100
+CALIBRATED_ON = "calibration_sha256"  # param: digest of the data or cache that an 8-bit build was calibrated with
 DEVICE_STATE = "device_state."  # params: clocks of the device and its other processes during the build
 
 
@@ -135,6 +137,7 @@ class Artifact:
 
     ENGINE = "engine/"  # engine/engine<suffix>, with the back end's suffix
     ENGINE_OPTIONS = "engine/options.json"
+    MLMODEL = "MLmodel"  # how MLflow loads the engine (trtops.tracking.mlflow.flavor)
     REUSED = "engine/reused.json"  # instead of a build's files: the run that has them, and their digests
     MODEL = "model/"  # the ONNX file and its external data
     TACTICS = "tactics/replay.json"
@@ -193,7 +196,12 @@ class Artifact:
 # The files of a build, or the folders that hold them. A run that reuses a build has none of them.
 BUILD_FILES = (
     Artifact.ENGINE, Artifact.MODEL, Artifact.TACTICS, Artifact.LAYERS, Artifact.LEFT_OUT, Artifact.TIMING_CACHE,
-    Artifact.TIMING_CACHE_USE, Artifact.CALIBRATION_CACHE, Artifact.BUILD_LOG,
+    Artifact.TIMING_CACHE_USE, Artifact.CALIBRATION_CACHE, Artifact.BUILD_LOG, Artifact.MLMODEL,
+)  # fmt: skip
+# Those that MLflow's logged model of the engine has as well.
+LOGGED_MODEL_FILES = (
+    Artifact.MLMODEL, Artifact.MANIFEST, Artifact.ENGINE, Artifact.TACTICS, "caches/", Artifact.SPEC,
+    Artifact.ENVIRONMENT,
 )  # fmt: skip
 
 _PLAIN = re.compile(r"[\w.:]")

@@ -251,6 +251,7 @@ class Run(ABC):
             tags=tags,
             params=params,
             metrics={name: tuple(values) for name, values in sorted(metrics.items())},
+            linked=self._linked_metrics(),
         )
 
     def _must_be_open(self) -> None:
@@ -282,6 +283,10 @@ class Run(ABC):
     def _log_head(self) -> str:
         """The head of the store's log; empty if it has none, or does not answer."""
         return ""
+
+    def _linked_metrics(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
+        """The metrics linked to other runs' engines, for the statement."""
+        return {}
 
     @abstractmethod
     def _info(self) -> RunInfo:

@@ -229,7 +229,7 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "accepted version exchanged": (sql("UPDATE registered_model_aliases SET version = 2"), ALIAS),
     "acceptance by somebody else": (
         lambda store: store.tracker._client.set_model_version_tag("net", "1", Tag.ACCEPTED_BY, "somebody"),
-        "account: entry",
+        f"tag {Tag.ACCEPTED_BY}: entry",
     ),
     "registered model removed": (lambda store: store.tracker._client.delete_registered_model("net"), ALIAS),
     "engine deleted without an entry": (

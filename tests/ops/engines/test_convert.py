@@ -18,6 +18,7 @@ from trtops.backend.trt.building.precision import layers_to_keep
 from trtops.calibration.cache import CalibrationCache, TensorRange
 from trtops.calibration.data import ArraysInMemory
 from trtops.cli.main import main
+from trtops.comparator.report import Tolerances
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult
@@ -202,6 +203,9 @@ def test_sources_in_memory_are_distinguished(conv_net: Path) -> None:
 def test_8_bits_need_real_data(tracker: MemoryTracker, conv_net: Path) -> None:
     result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK), tracker=tracker)
     assert result.next_step is None and "random data" in result.needed
+    strict = replace(QUICK, tolerances=Tolerances(atol=1e-12, rtol=0))
+    result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=strict), tracker=tracker)
+    assert result.verdict == "bad" and result.next_step is None and "real data to calibrate with" in result.needed
 
 
 def test_shapes_of_data_decide_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:

@@ -441,7 +441,7 @@ def planted_builds(sound_and_bad, tracker, monkeypatch) -> Callable[[Collection[
             with tracked(tracker, "heads", "gate", kind="gate", parent=logged["parent"]) as run:
                 build = held[gate_result.decision]
                 builds.log_spec(run, build.spec, build.engine.environment)
-                builds.log_build(run, build, ".ort")
+                builds.log_build(run, build, Model.load(model).info, ".ort")
                 run.set_tags({Tag.GATE: gate_result.decision})
                 run.finish(gate_result.verdict)
             return replace(gate_result, run_id=run.id, holder=run.id)

@@ -10,7 +10,7 @@ from trtops import errors
 from trtops.ops.auditing.result import LogAudit
 from trtops.ops.facts import Claim, Contradiction
 from trtops.tracking.base import RegisteredVersion, RunInfo, StoredRun, Tracker
-from trtops.tracking.schema import Artifact, Tag
+from trtops.tracking.schema import Artifact
 from trtops.tracking.signatures import require_signed
 from trtops.tracking.store_log import HEAD, Entry, Facts, grown, head_of, run_facts
 
@@ -136,7 +136,8 @@ class LogCheck:
                 cause = f"the run is older than the log, which began at {began}; otherwise {cause}"
             return [], [f"it is not in the log of the store: {cause}"]
         number, entry = self.ends[info.id]
-        differences = _differences(number, entry, run_facts(info, run.unlisted(Artifact.SIGNATURE)))
+        facts = run_facts(info, run.unlisted(Artifact.SIGNATURE)) | {"logged model": run.details().model}
+        differences = _differences(number, entry, facts)
         for dropped in run.manifest.dropped:
             if (info.id, dropped.path) not in self._deleted:
                 reason = "it was deleted, and the log has no entry about that"
@@ -158,13 +159,12 @@ class LogCheck:
         differences: list[Contradiction] = []
         for run_id in sorted({*expected} - {*audited}, key=lambda logged_id: self.ends[logged_id][0]):
             differences += self._check_row(*self.ends[run_id], rows.get(run_id))
-        versions = {
-            (version.name, alias): {"version": version.version, "account": version.tags.get(Tag.ACCEPTED_BY)}
-            for alias, version in accepted
-        }
+        versions = {(version.name, alias): {"alias": alias, **version.facts()} for alias, version in accepted}
         for (name, alias), (number, entry) in self.registered.items():
             if entry.run in expected or entry.run not in self.ends:
-                registry_facts = versions.get((name, alias), {"version": None})
+                registry_facts: dict[str, str | None] = {"version": None}
+                if (name, alias) in versions:
+                    registry_facts = {**dict.fromkeys(entry.facts), **versions[name, alias]}
                 differences += _differences(
                     number, entry, registry_facts, f"{name!r} with alias {alias!r}: ", "the registry"
                 )

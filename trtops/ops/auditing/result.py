@@ -9,7 +9,6 @@ from trtops.ops.facts import Contradiction
 from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Section, Table
-from trtops.tables import counted
 from trtops.tracking.base import Verdict
 
 Grade: TypeAlias = Literal[
@@ -202,9 +201,9 @@ class AuditResult(OpResult):
         """Return a row for each run, those that do not pass first."""
         rows = []
         for run in sorted(self.runs, key=lambda run: run.passes(self.at_least)):
-            facts = counted(run.files, "file"), counted(len(run.contradictions), "contradiction")
-            rows.append((run.id[:8], run.answer(self.at_least), run.grade or "-", *facts, run.name))
-        columns = ("run", "answer", "rebuilt with", "whole", "found", "name")
+            counts = str(run.files), str(len(run.contradictions))
+            rows.append((run.id[:8], run.answer(self.at_least), run.grade or "-", *counts, run.name))
+        columns = ("run", "answer", "rebuilt with", "files", "contradictions", "name")
         return Table(columns=columns, rows=tuple(rows)) if rows else None
 
     def sections(self) -> Iterable[Section]:

@@ -28,7 +28,7 @@ from trtops.ops.evaluation.data import Feeds
 from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
-from trtops.ops.result import op_run
+from trtops.ops.result import op_run, run_name
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.submodel import CheckOutcome
 from trtops.record import Record, digest, sha256
@@ -120,7 +120,7 @@ class CampaignBuilder:
         """Build, evaluate, and log a complete run of this name, whatever the build does."""
         experiment, tags = self.campaign.experiment, {**dict(self.campaign.tags), **tags}
         with op_run(self.tracker, experiment, name, kind="iteration", tags=tags, parent=parent) as op:
-            return self._build_in(op.run, requested)
+            return self._build_in(op.run, requested, name)
 
     def bad_by_default_limits(self, bad: StoredRun) -> bool:
         """Whether the model's own limits find a build bad as well, not only limits or a check of the campaign's own."""
@@ -146,7 +146,7 @@ class CampaignBuilder:
         place = self.campaign.config.place
         return warm_backend(place.backend, place.devices, place.timeout_seconds)
 
-    def _build_in(self, run: Run, requested: TacticRequest) -> CampaignBuild:
+    def _build_in(self, run: Run, requested: TacticRequest, name: str) -> CampaignBuild:
         campaign, model = self.campaign, _load_model(self.campaign.model)
         # The file may have changed while the campaign was interrupted, or between two iterations.
         if model.info.sha256 != campaign.model_sha256:
@@ -167,6 +167,8 @@ class CampaignBuilder:
                 run.log_text(text, schema.Artifact.BUILD_LOG)
                 run.set_tags({schema.Tag.ERROR: text[: schema.MAX_TAG]})
                 build, verdict, reasons, bad_in = None, "error", (text,), ()
+        differences = () if build is None else (build.tactics.label,)
+        run.rename(run_name(Path(campaign.model).stem, name, *differences, verdict=verdict))
         if bad_in:
             run.set_tags({schema.Tag.BAD_IN: " ".join(bad_in)})
         precision = requested.build.precision.upper() if build is None else check_precision(build).name
@@ -207,7 +209,7 @@ class CampaignBuilder:
         build_request, spec = data.request(requested.build, environment, caches)
         builds.log_spec(run, spec, environment)  # before the build, which may crash
         build = backend.build(build_request)
-        builds.log_build(run, build, backend.engine_suffix)
+        builds.log_build(run, build, model.info, backend.engine_suffix)
         return build
 
     def _evaluate_build(

@@ -27,7 +27,7 @@ from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
 from trtops.ops.result import model_file, op_run, op_times, run_name, run_step, step_time, tracker_or_default
 from trtops.record import setting
-from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions
+from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions, short_device
 from trtops.system.activity import needs_child
 from trtops.system.worker import warm_worker
 from trtops.tactics.record import TacticRecord, carried_over
@@ -127,8 +127,10 @@ def convert(
             device = backend.environment(config.build).device
         result = replace(result, title=f"convert {path.name}", subject=str(path), options=options)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
-        device = device.partition(" ")[2] or device  # without the maker
-        op.run.rename(run_name(path.stem, result.called, backend_name, device, verdict=result.verdict))
+        with step_time("log"):
+            op.run.rename(
+                run_name(path.stem, result.called, backend_name, short_device(device), verdict=result.verdict)
+            )
         result = op.finish(result, title=title)
         return result if is_recorded else replace(result, run_id="", url="")
 
@@ -141,7 +143,9 @@ def _open_backend(config: ConvertConfig) -> Iterator[EngineBackend]:
         with warm_worker() as worker:
             yield IsolatedBackend(config.build.backend, config.timeout_seconds, worker)
     else:
-        yield engine_backend(config.build.backend)
+        with step_time("open back end"):
+            backend = engine_backend(config.build.backend)
+        yield backend
 
 
 def _build_and_evaluate(
@@ -176,7 +180,7 @@ def _build_and_evaluate(
         built(build)
     if source_run is None:
         with step_time("record build"):
-            builds.log_build(run, build, backend.engine_suffix, key)
+            builds.log_build(run, build, data.model.info, backend.engine_suffix, key)
             _log_model(run, data.model, config)
     else:
         with step_time("record build"):

@@ -65,10 +65,10 @@ class ConvertResult(OpResult):
 
     @property
     def needed(self) -> str:
-        """Data, if the verdict or the calibration rests on random data without proof."""
+        """Data, if the calibration rests on random data, or the verdict does without proof."""
         data, evidence = ("data", "calibration_data", "calibration_cache"), self.evaluation.evidence
         at_random = self.precision in ("int8", "fp8") and self.quantization and not set(data) & self.options.keys()
-        if self.verdict not in PASSED or not (at_random or self.verdict == "unproven"):
+        if self._is_large or not (at_random or self.verdict == "unproven"):
             return ""
         if evidence is not None and evidence.undefined:  # other shapes or data of the same kind do not help
             return ""
@@ -76,19 +76,23 @@ class ConvertResult(OpResult):
         example = f"for example an .npz file with an array for {inputs}"
         if at_random:
             return (
-                "real data to calibrate with: the ranges come from random data, so this engine says little about "
-                f"8 bits on real data. Give it with --calibration-data or --load-inputs, {example}"
+                f"real data to calibrate with (--calibration-data or --load-inputs, {example}): the ranges come from "
+                "random data, so this engine says little about 8 bits"
             )
         # Where rounding alone exceeds the limits on random data, shapes do not help.
         shapes = "; or with --input-shapes the shapes that the model is used at" if self.evaluation.report else ""
         return f"data, given with --load-inputs, {example}{shapes}"
 
     @property
+    def _is_large(self) -> bool:
+        return self.verdict == "bad" and self.evaluation.verdict in PASSED
+
+    @property
     def next_step(self) -> NextStep | None:
         """Promote a good engine; explain a bad one."""
-        # Triage does not answer why an engine is too large.
-        is_large = self.verdict == "bad" and self.evaluation.verdict in PASSED
-        if self.needed or self.verdict == "unproven" or is_large or not self.subject or self.evaluation.foreign_golden:
+        if self.needed or self.verdict == "unproven" or not self.subject or self.evaluation.foreign_golden:
+            return super().next_step
+        if self._is_large:  # triage does not answer why
             return super().next_step
         if self.verdict == "good":
             step = NextStep("convert", {"model": self.subject, **self.options, "experiment": self.experiment})

@@ -433,9 +433,9 @@ def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, toleran
 def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     """The metrics of an evaluation for sorting runs; all other numbers are in its artifact.
 
-    ``("error", name)`` is the worst value of all outputs, and ``("error", "of_limit")`` the largest share of a limit
-    that an error takes, also in emulated 16 bit, above 1 if it exceeds the limit. A model with several outputs, but not
-    more than 8, has ``("error", output, "max_abs")`` for each.
+    ``("error", name)`` is the worst value of all outputs, without relative errors of elements near 0, and
+    ``("error", "of_limit")`` the largest share of a limit that an error takes, also in emulated 16 bit, above 1 if it
+    exceeds the limit. A model with several outputs, but not more than 8, has ``("error", output, "max_abs")`` for each.
     """
     recorded: dict[MetricName, float] = {}
     report = evaluation.report
@@ -444,7 +444,9 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
         numbers: list[float] = []
         for statistics in measured.values() if metric.logged else ():
             value = getattr(statistics, metric.name)
-            numbers += [] if value is None else [float(value)]
+            # Above 1, the error is larger than its element: unless it exceeds the scale too, the element is near 0.
+            near_zero = metric.name == "max_rel" and (value or 0) > 1 and statistics.max_abs < (statistics.scale or 0)
+            numbers += [] if value is None or near_zero else [float(value)]
         if numbers:
             worst = max(numbers) if metric.better == "lower" else min(numbers)
             # max() and min() keep or drop NaN depending on the order.

@@ -307,7 +307,7 @@ class Measurement:
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
         with self._ending("build"):
             build = backend.build(request)
-        builds.log_build(run, build, backend.engine_suffix)
+        builds.log_build(run, build, model.info, backend.engine_suffix)
         for file in model.files() if config.keep_model else ():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
         self.holder = run.id

@@ -18,6 +18,9 @@ from trtops.tracking import builds, schema
 from trtops.tracking.base import RegisteredVersion, Tracker, incomplete
 from trtops.tracking.signatures import require_signed
 
+ACCEPTED = "accepted"
+"""Alias of the engine of a registered model that was accepted last, as in ``models:/NAME@accepted``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution(Record):
@@ -49,7 +52,7 @@ def register_accepted(
     """Register the engine of a complete run as the accepted one; returns the version and its alias.
 
     ``evidence`` is the run that is the reason. ``suffix`` is appended to the usual alias, for an engine that is
-    accepted in addition to the usual one.
+    accepted in addition to the usual one. The alias ``accepted`` is that of the newest usual one on any device.
     """
     environment = build.engine.environment
     alias = alias_of(build.spec.model_sha256, environment) + suffix
@@ -61,7 +64,8 @@ def register_accepted(
         schema.Tag.COMPUTES_IN: check_precision(build).name,
         **builds.environment_tags(environment),
     }
-    return tracker.register(registered_model(name), run_id, path, alias=alias, tags=tags), alias
+    also = "" if suffix else ACCEPTED
+    return tracker.register(registered_model(name), run_id, path, alias=alias, also=also, tags=tags), alias
 
 
 def registered_model(name: str) -> str:

@@ -213,7 +213,7 @@ def _build_and_verify(
         builds.log_spec(run, build.spec, build.engine.environment)
         feeds = check.open_for(model, profiles=build_config.profiles)
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
-        builds.log_build(run, build, backend.engine_suffix, key)
+        builds.log_build(run, build, model.info, backend.engine_suffix, key)
         for file in model.files():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
         evaluation, agreement = backend.worker.run(

@@ -117,7 +117,7 @@ class TriageResult(OpResult):
     @property
     def because(self) -> tuple[str, ...]:
         """The last evidence, and the remedy."""
-        evidence = next((step.evidence[0] for step in reversed(self.steps) if step.kind and step.evidence), "")
+        evidence = next((step.evidence[-1] for step in reversed(self.steps) if step.kind and step.evidence), "")
         return tuple(filter(None, (evidence, *(f"remedy: {remedy}" for remedy in self.remedies[-1:]))))
 
     @property

@@ -100,6 +100,8 @@ class _RemoteFiles:
             )
         return entry
 
+    adopt = put
+
     def get(self, entry: ArtifactEntry) -> Path | None:
         # Next to the run's other artifacts: a model needs its data files there.
         file = self._connection.downloads.folder() / f"{self._run_id}.artifacts" / entry.path

@@ -1,7 +1,8 @@
-"""Engines as MLflow's logged models: the params and kernels of each, and all metrics measured on it.
+"""Engines as MLflow's logged models: the files, params and kernels of each, and all metrics measured on it.
 
 A complete run that built an engine has one logged model, made when the run ends. Later runs link their numbers to it,
-with name and digest of their data. The models are an index for searches: what a run states is in its own artifacts.
+with name and digest of their data, and a run that reuses the engine has it as an input. All of this repeats what runs
+state, for MLflow's pages, clients and searches; :meth:`Engines.derived` compares the two for audits.
 """
 
 from __future__ import annotations
@@ -9,23 +10,34 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trtops import errors
 from trtops.tracking import schema
+from trtops.tracking.mlflow.artifacts import files_of
 from trtops.tracking.mlflow.connection import Connection
+from trtops.tracking.mlflow.logged_models import (
+    CONTEXT,
+    MAX_COPIED_BYTES,
+    VERSIONS,
+    EngineModel,
+    data_of,
+    dataset_name,
+    dataset_source,
+    datasets_of,
+    engine_model,
+    kernel_tag,
+    model_entries,
+    output_of,
+    versions_of,
+)
+from trtops.tracking.reading import read_manifest
 from trtops.tracking.records import EngineQuery
 from trtops.tracking.schema import Artifact, Tag
-from trtops.verdict import MARKS
 
 if TYPE_CHECKING:
     from trtops.tracking.mlflow.artifacts import Files
-
-VERSIONS = "mlflow.modelVersions"  # the tag by which MLflow's pages show where a logged model is registered
 
 log = logging.getLogger(__name__)
 
@@ -37,68 +49,112 @@ class Engines:
         self._connection, self._pages = connection, pages
         self._call = connection.call
 
-    def record(self, run_id: str, files: Files) -> None:
-        """Make the logged model of a run's own engine, if it has one, and link the run's numbers to it.
+    def record(self, run_id: str, files: Files) -> str | None:
+        """Record the engine and the data of a run that ends, and return the id of the engine's logged model.
 
-        Problems of MLflow lead to a warning. Raises TrackingUnavailableError or NoRoomError if the store cannot be
-        written now.
+        The run's own engine becomes a logged model with its files; a reused one becomes an input of the run, as its
+        data does. Problems of MLflow lead to a warning. Raises TrackingUnavailableError or NoRoomError if the store
+        cannot be written now.
         """
         try:
             run = self._call(self._connection.client.get_run, run_id)
-            tags = run.data.tags
-            if Tag.ENGINE_SHA256 not in tags or Tag.REUSED_FROM in tags:
-                return
-            model = _model_of(run) or self._create(run, files)
+            model = self._record_inputs(run)
+            if Tag.ENGINE_SHA256 not in run.data.tags or Tag.REUSED_FROM in run.data.tags:
+                return model
+            stated = engine_model(run, files)
+            model = output_of(run) or self._create(run, stated)
+            model_files = self.files_of(self._call(self._connection.client.get_logged_model, model))
+            self._copy_files(run_id, files, model_files)
             start = int(run.info.start_time)
-            # MLflow stores NaN as 0 here.
-            numbers = {key: (value, start) for key, value in run.data.metrics.items() if not math.isnan(value)}
-            self._connection.log_batch(run_id, metrics=numbers, of={"model_id": model, **_data_of(run.data.params)})
-            # As for runs: MLflow's page of models shows READY in green.
-            status = "READY" if tags.get(Tag.VERDICT) == "good" else "FAILED"
-            self._call(self._connection.client.finalize_logged_model, model, status)
+            numbers = {key: (value, start) for key, value in stated.metrics.items()}
+            self._connection.log_batch(run_id, metrics=numbers, of={"model_id": model, **data_of(run.data.params)})
+            self._call(self._connection.client.finalize_logged_model, model, stated.status)
+            return model
         except (errors.TrackingUnavailableError, errors.NoRoomError):
             raise
         except (errors.TrackingError, ValueError, TypeError, AttributeError) as exc:  # the layers may be damaged
             log.warning("The engine of run %s is not among MLflow's logged models: %s", run_id, exc)
+            return None
 
-    def _create(self, run: Any, files: Files) -> str:
+    def _record_inputs(self, run: Any) -> str | None:
+        """Make a run's data and its reused engine inputs of the run; returns the id of the engine's logged model."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
+
+        datasets = []
+        for (name, digest), context in datasets_of(run).items():
+            dataset = Dataset(name, digest, "local", dataset_source(name))
+            datasets.append(DatasetInput(dataset, [InputTag(CONTEXT, context)]))
+        model, models = None, list[LoggedModelInput]()
+        if Tag.REUSED_FROM in run.data.tags:
+            model = self.model_of(run.info.run_id)
+            models = [] if model is None else [LoggedModelInput(model)]
+        if datasets or models:
+            self._call(self._connection.client.log_inputs, run.info.run_id, datasets, models)
+        return model
+
+    def _create(self, run: Any, stated: EngineModel) -> str:
         from mlflow.entities import LoggedModelOutput
 
-        linked_tags = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.BACKEND, Tag.VERDICT, Tag.KIND)
-        tags = {tag: run.data.tags[tag] for tag in linked_tags if tag in run.data.tags}
-        layers = json.loads(files.peek(Artifact.LAYERS) or b"[]")
-        choices = json.loads(files.peek(Artifact.TACTICS) or b"{}").get("choices", ())
-        # TensorRT's inspector and its selector of tactics may name kernels differently; deny-lists have the second.
-        for kernels in (Counter(str(layer.get("tactic")) for layer in records) for records in (choices, layers)):
-            tags |= {kernel_tag(kernel): str(count) for kernel, count in kernels.items() if kernel != "None"}
-        params = {name: value for name, value in run.data.params.items() if not name.startswith("evidence.")}
-        name = re.sub("[/:.%\"']", "-", run.info.run_name or "engine").lstrip("".join(MARKS.values()) + " ")
+        client, run_id = self._connection.client, run.info.run_id
         logged_model = self._call(
-            self._connection.client.create_logged_model,
-            run.info.experiment_id, name or "engine", run.info.run_id, tags, params, "engine",
+            client.create_logged_model,
+            run.info.experiment_id, stated.name, run_id, dict(stated.tags), dict(stated.params), "engine",
         )  # fmt: skip
-        self._call(self._connection.client.log_outputs, run.info.run_id, [LoggedModelOutput(logged_model.model_id, 0)])
+        self._call(client.log_outputs, run_id, [LoggedModelOutput(logged_model.model_id, 0)])
         return str(logged_model.model_id)
+
+    def _copy_files(self, run_id: str, files: Files, model_files: Files) -> None:
+        """Give a logged model the files of its engine: as links in an embedded store, else as copies of small ones."""
+        for entry in model_entries(read_manifest(run_id, files.peek(Artifact.MANIFEST))):
+            if self._connection.store is None and entry.size > MAX_COPIED_BYTES:
+                continue
+            if (file := files.get(entry)) is not None:
+                model_files.adopt(file, entry.path)
+        for path in (Artifact.MANIFEST, Artifact.SIGNATURE):
+            if (content := files.peek(path)) is not None:
+                model_files.put(content, path)
+
+    def files_of(self, model: Any) -> Files:
+        """The files of one of MLflow's logged models."""
+        return files_of(self._connection, model.model_id.removeprefix("m-"), model.artifact_location)
+
+    def drop(self, run_id: str, paths: Collection[str], manifest: bytes) -> None:
+        """Delete files of a run's own engine from its logged model, and replace the manifest there."""
+        if (model := output_of(self._call(self._connection.client.get_run, run_id))) is None:
+            return
+        model_files = self.files_of(self._call(self._connection.client.get_logged_model, model))
+        model_files.put(manifest, Artifact.MANIFEST)
+        for path in paths:
+            if path.startswith(schema.LOGGED_MODEL_FILES):
+                model_files.remove(path)
+
+    def model_of(self, run_id: str) -> str | None:
+        """The id of the logged model of a run's engine, its own or a reused one; None without one."""
+        run = None
+        with contextlib.suppress(errors.RunNotFoundError):
+            run = self._call(self._connection.client.get_run, run_id)
+            if (source := run.data.tags.get(Tag.REUSED_FROM)) is not None:
+                run = self._call(self._connection.client.get_run, source)
+        return None if run is None else output_of(run)
+
+    def get(self, model: str) -> Any:
+        """MLflow's logged model with an id; None if it was deleted, or the id is empty."""
+        if model:
+            with contextlib.suppress(errors.RunNotFoundError):
+                return self._call(self._connection.client.get_logged_model, model)
+        return None
 
     def link(self, engine: str, params: Mapping[str, str]) -> Mapping[str, str]:
         """What connects metrics with a run's engine, for ``Connection.log_batch``; ``params`` name their data."""
-        model = None
-        with contextlib.suppress(errors.RunNotFoundError):
-            run = self._call(self._connection.client.get_run, engine)
-            if (holder := run.data.tags.get(Tag.REUSED_FROM)) is not None:
-                run = self._call(self._connection.client.get_run, holder)
-            model = _model_of(run)
-        if model is None:
-            return {}
-        return {"model_id": model, **_data_of(params)}
+        model = self.get(self.model_of(engine) or "")
+        return {} if model is None else {"model_id": model.model_id, **data_of(params)}
 
-    def add_version(self, run_id: str, name: str, version: str) -> None:
-        """Link a registered version to the logged model of a run's engine, if it has one."""
+    def add_version(self, model: str, name: str, version: str) -> None:
+        """Link a registered version to a logged model."""
         client = self._connection.client
-        if (model := _model_of(self._call(client.get_run, run_id))) is not None:
-            versions = {*_versions_of(self._call(client.get_logged_model, model)), (name, version)}
-            listed = [{"name": name, "version": version} for name, version in sorted(versions)]
-            self._call(client.set_logged_model_tags, model, {VERSIONS: json.dumps(listed)})
+        versions = {*versions_of(self._call(client.get_logged_model, model)), (name, version)}
+        listed = [{"name": name, "version": version} for name, version in sorted(versions)]
+        self._call(client.set_logged_model_tags, model, {VERSIONS: json.dumps(listed)})
 
     def search(
         self,
@@ -122,6 +178,7 @@ class Engines:
         for metric, value in query.above:
             conditions.append(f"metrics.`{metric}` > {value!r}")
         name, _, digest = query.data.rpartition("@") if "@" in query.data else (query.data, "", "")
+        name = dataset_name(name)
         data = {"dataset_name": name} if name else {}
         data |= {"dataset_digest": digest} if digest else {}
         order = [{"field_name": f"metrics.{query.best}", "ascending": True, **data}] if query.best else None
@@ -143,7 +200,7 @@ class Engines:
             if (
                 (numbers or not name)
                 and all(any(m.key == key and m.value > above for m in numbers) for key, above in query.above)
-                and (versions is None or not _versions_of(model).isdisjoint(versions))
+                and (versions is None or not versions_of(model).isdisjoint(versions))
             ):
                 matches.append((str(model.source_run_id), best and best.value))
             if len(matches) == limit:
@@ -156,28 +213,3 @@ def _quoted(text: str) -> str:
     if set("'\"`\\") & set(text):
         raise errors.ConfigError(f"{text!r} contains a quote, which MLflow cannot search for.")
     return f"'{text}'"
-
-
-def kernel_tag(kernel: str) -> str:
-    """The tag of a logged model for a kernel; its value is the number of layers with it."""
-    return schema.metric_key(schema.fitting(("kernel", kernel)))
-
-
-def _versions_of(model: Any) -> set[tuple[str, str]]:
-    """Name and version of each registered version of a logged model; none if its tag is damaged."""
-    with contextlib.suppress(ValueError, TypeError, LookupError):
-        return {
-            (str(version["name"]), str(version["version"])) for version in json.loads(model.tags.get(VERSIONS, "[]"))
-        }
-    return set()
-
-
-def _model_of(run: Any) -> str | None:
-    outputs = run.outputs.model_outputs if run.outputs else []
-    return next((str(output.model_id) for output in outputs), None)
-
-
-def _data_of(params: Mapping[str, str]) -> dict[str, str]:
-    """The data of a run's evaluation, under its name in MLflow, from the run's params."""
-    name, digest = (params.get(f"evidence.{param}") for param in ("source", "data"))
-    return {"dataset_name": name[:500], "dataset_digest": digest} if name and digest else {}

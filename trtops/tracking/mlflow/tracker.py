@@ -19,6 +19,7 @@ from trtops.tracking import owner, schema
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
+from trtops.tracking.mlflow.derived import derived_facts
 from trtops.tracking.mlflow.engines import Engines
 from trtops.tracking.mlflow.installed import run_context
 from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
@@ -202,10 +203,10 @@ class MlflowTracker:
     def end(self, info: RunInfo, files: Files, at: float | None, event: Event = "ended") -> None:
         """Add the end of a run to the log before storing its status, so every finished run is in the log."""
         info = replace(info, end_time=round(at or time.time(), 3))
-        signature = files.peek(Artifact.SIGNATURE) if info.status == "finished" else None
-        self.log.append(event, info.id, run_facts(info, signature))
-        if info.status == "finished":
-            self.linked_engines.record(info.id, files)
+        finished = info.status == "finished"
+        signature = files.peek(Artifact.SIGNATURE) if finished else None
+        model = self.linked_engines.record(info.id, files) if finished else None
+        self.log.append(event, info.id, {**run_facts(info, signature), "logged model": model})
         self._connection.end(info.id, _shown_status(info.status, info.tags.get(Tag.VERDICT)), info.end_time)
 
     def reopen(self, run_id: str) -> MlflowRun:
@@ -234,7 +235,16 @@ class MlflowTracker:
             metrics = sorted(metrics, key=lambda metric: metric.timestamp)
             history[key] = tuple(schema.read_number(metric.value) for metric in metrics)
         status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
-        return RunDetails(user=entity.info.user_id, status=status, history=history, files=tuple(files.paths()))
+        manifest = read_manifest(entity.info.run_id, files.peek(Artifact.MANIFEST))
+        model = self.linked_engines.model_of(entity.info.run_id)
+        return RunDetails(
+            user=entity.info.user_id,
+            status=status,
+            history=history,
+            files=tuple(files.paths()),
+            model=model if model and self.linked_engines.get(model) else None,
+            derived=derived_facts(self._connection, self._pages, self.linked_engines, entity, files, manifest),
+        )
 
     def peek(self, run_id: str, path: str) -> bytes | None:
         return self._files(self._entity(run_id)).peek(path)
@@ -242,13 +252,19 @@ class MlflowTracker:
     def drop(self, run_id: str, paths: Collection[str]) -> None:
         files = self._files(self._entity(run_id))
         manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST)).without(paths)
-        files.put(manifest.to_json().encode("utf-8"), Artifact.MANIFEST)
+        manifest_bytes = manifest.to_json().encode("utf-8")
+        files.put(manifest_bytes, Artifact.MANIFEST)
+        self.linked_engines.drop(run_id, paths, manifest_bytes)
         for path in paths:
             self.log.append("deleted", run_id, {"path": path})
             files.remove(path)
 
-    def register(self, name: str, run_id: str, path: str, *, alias: str, tags: Tags | None = None) -> RegisteredVersion:
-        check_registration(name, alias)
+    def register(
+        self, name: str, run_id: str, path: str, *, alias: str, also: str = "", tags: Tags | None = None
+    ) -> RegisteredVersion:
+        aliases = [alias, *([also] if also else ())]
+        for checked_alias in aliases:
+            check_registration(name, checked_alias)
         self.load(run_id).local_path(path)
         if self._registered_model(name) is None:
             try:
@@ -260,20 +276,30 @@ class MlflowTracker:
         info = self.info(run_id)
         platform = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.fact(tag)))
         account = self._connection.account()
+        tags = {**(tags or {}), **({Tag.ACCEPTED_BY: account} if account else {})}
+        source, model_id = f"runs:/{run_id}/{path}", None
+        model = self.linked_engines.get(self.linked_engines.model_of(run_id) or "")
+        if model is not None and path.startswith(f"{Artifact.ENGINE}engine."):
+            # MLflow's clients load it from there; "models:/<id>" would be searched at their default address.
+            source, model_id, tags = model.artifact_location, model.model_id, {**tags, Tag.ENGINE_PATH: path}
         version = self._call(
             self._client.create_model_version,
             name,
-            f"runs:/{run_id}/{path}",
+            source,
             run_id,
-            tags={**(tags or {}), **({Tag.ACCEPTED_BY: account} if account else {})},
+            tags=tags,
             description=f"{info.params.get('precision', '').upper()} engine for {platform}",
             await_creation_for=0,  # it is ready; waiting would print a line
+            model_id=model_id,
         )
-        self.linked_engines.add_version(run_id, name, str(version.version))
-        self._call(self._client.set_registered_model_alias, name, alias, version.version)
-        facts = {"name": name, "alias": alias, "version": str(version.version), "account": account}
-        self.log.append("registered", run_id, facts)
-        return self._version(name, str(version.version))
+        number = str(version.version)
+        if model_id is not None:
+            self.linked_engines.add_version(model_id, name, number)
+        registered = self._version(name, number)
+        for new_alias in aliases:
+            self._call(self._client.set_registered_model_alias, name, new_alias, number)
+            self.log.append("registered", run_id, {"alias": new_alias, **registered.facts()})
+        return registered
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
         number = self.aliases(name).get(alias)
@@ -336,7 +362,7 @@ class MlflowTracker:
         if is_local(run_id):
             uploaded = self._with_local_id(self._all_experiments(), run_id)
             if uploaded is not None:
-                return uploaded
+                run_id = uploaded.info.run_id  # a search returns less of a run
         try:
             return self._call(self._client.get_run, run_id)
         except errors.RunNotFoundError:
@@ -438,6 +464,7 @@ class MlflowRun(Run):
         self._started = int(entity.info.start_time)
         self._metrics = {key: schema.read_number(value) for key, value in entity.data.metrics.items()}
         self._timestamps: dict[str, int] = {}
+        self._linked: dict[str, dict[str, list[float]]] = {}  # metrics of other runs' engines, by logged model
 
     def _sync(self, paths: Iterable[str]) -> None:
         try:
@@ -450,6 +477,12 @@ class MlflowRun(Run):
 
     def _log_head(self) -> str:
         return self._tracker.log.head()
+
+    def _linked_metrics(self) -> Mapping[str, Mapping[str, tuple[float, ...]]]:
+        linked: dict[str, dict[str, tuple[float, ...]]] = {}
+        for model, numbers in self._linked.items():
+            linked[model] = {key: tuple(values) for key, values in numbers.items()}
+        return linked
 
     def _put(self, values: Values) -> None:
         if values.name:
@@ -464,8 +497,16 @@ class MlflowRun(Run):
                 self._timestamps[key] = self._next_timestamp(key)
         metrics = {key: (schema.stored_number(value), self._timestamps[key]) for key, value in changed.items()}
         of = self._tracker.linked_engines.link(values.engine, self._row.params) if values.engine else {}
+        # MLflow stores NaN as 0 in logged models.
+        linked = {key: number for key, number in metrics.items() if of and not math.isnan(number[0])}
+        metrics = {key: number for key, number in metrics.items() if key not in linked}
         if values.params or values.tags or metrics:
-            self._connection.log_batch(self.id, metrics=metrics, params=values.params, tags=values.tags, of=of)
+            self._connection.log_batch(self.id, metrics=metrics, params=values.params, tags=values.tags)
+        if linked:
+            self._connection.log_batch(self.id, metrics=linked, of=of)
+            numbers = self._linked.setdefault(of["model_id"], {})
+            for key, (value, _) in linked.items():
+                numbers.setdefault(key, []).append(value)
         self._metrics |= changed
         tags, params = {**self._row.tags, **values.tags}, {**self._row.params, **values.params}
         self._row = replace(self._row, tags=tags, params=params)
@@ -489,15 +530,20 @@ class MlflowRun(Run):
 
 def _registered_version(version: Any) -> RegisteredVersion:
     """A version from MLflow's. StoreError if it does not point to an artifact of a run."""
-    name, number = version.name, str(version.version)
+    name, number, tags = version.name, str(version.version), dict(version.tags)
     # MLflow accepts any path as a source. Only an artifact of a run has a manifest to be checked against.
     match = re.fullmatch(r"runs:/(\w+)/(.+)", source := str(version.source))
-    if match is None or ".." in match[2].split("/"):
+    run_id, path = (match[1], match[2]) if match else (version.run_id or "", tags.get(Tag.ENGINE_PATH, ""))
+    is_model = re.search(r"/models/m-[0-9a-f]{32}/artifacts$", source) and run_id.isalnum() and path
+    if not (match or is_model) or ".." in path.split("/"):
         raise errors.StoreError(
             f"Version {number} of {name!r} points to {source!r}, which is not an artifact of a run, so its content "
             "cannot be checked. Promote a run instead."
         )
-    return RegisteredVersion(name=name, version=number, run_id=match[1], path=match[2], tags=dict(version.tags))
+    return RegisteredVersion(
+        name=name, version=number, run_id=run_id, path=path, tags=tags, source=source,
+        description=version.description or "",
+    )  # fmt: skip
 
 
 def _shown_status(status: RunStatus, verdict: str | None) -> str:

@@ -11,21 +11,32 @@ import zlib
 from trtops.tracking.schema import Tag
 
 _KEY = "trtops"
-_RUN_COLUMNS = (
-    "metrics.`error/of_limit`",
-    "metrics.`latency/p50_ms`",
-    f"tags.`{Tag.VERDICT}`",
-    f"tags.`{Tag.HEADLINE}`",
-)
+# Of MLflow's table, with widths in pixels: the engine's verdict, error, speed, size and data come first.
+_COLUMNS = {
+    f"tags.`{Tag.VERDICT}`": 90,
+    "metrics.`error/of_limit`": 110,
+    "metrics.`latency/p50_ms`": 110,
+    "metrics.`build/engine_bytes`": 120,
+    "attributes.`Dataset`": 200,
+    f"tags.`{Tag.HEADLINE}`": 260,
+    "attributes.`Created`": 130,
+}
 
 
 def experiment_tags(experiment_id: str) -> dict[str, str]:
-    """Tags of a new experiment: the view, and a description with a link to it for the top of MLflow's page."""
-    columns = ["attributes.`Created`", *_RUN_COLUMNS]
-    state = {"orderByKey": "attributes.start_time", "orderByAsc": False, "selectedColumns": columns}
-    packed = base64.b64encode(zlib.compress(json.dumps({"lifecycleFilter": "Active", **state}).encode())).decode()
+    """Tags of a new experiment: its kind, the view, and the description at the top of its page with links."""
+    order = {"orderByKey": "attributes.start_time", "orderByAsc": False, "lifecycleFilter": "Active"}
+    columns = {"selectedColumns": list(_COLUMNS), "columnOrder": list(_COLUMNS), "columnWidths": _COLUMNS}
+    packed = base64.b64encode(zlib.compress(json.dumps({**order, **columns}).encode())).decode()
     created_ms = round(1000 * time.time())
     view = {"name": "Verdicts", "createdAt": created_ms, "updatedAt": created_ms, "state": f"deflate;{packed}"}
-    link = f"#/experiments/{experiment_id}/runs?viewStateShareKey={_KEY}&workflowType=machine_learning"
-    note = f"[Runs with verdicts and reasons]({link}). An `error/of_limit` above 1 is bad. Engines are in `engine/`."
-    return {f"mlflow.sharedViewState.{_KEY}": json.dumps(view), Tag.NOTE: note}
+    page = f"#/experiments/{experiment_id}"
+    runs = f"{page}/runs?viewStateShareKey={_KEY}&workflowType=machine_learning"
+    note = (
+        f"**[Verdicts]({runs})** of all runs with error, latency, size and data: an `error/of_limit` above 1 is bad. "
+        f"**[Engines]({page}/models?workflowType=machine_learning)** with their files: load one by "
+        "`mlflow.pyfunc.load_model`."
+    )
+    # Releases of MLflow that have no switch between the two views choose the one of this kind.
+    kind = {"mlflow.experimentKind": "custom_model_development"}
+    return {f"mlflow.sharedViewState.{_KEY}": json.dumps(view), Tag.NOTE: note, **kind}

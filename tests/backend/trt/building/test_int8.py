@@ -129,7 +129,7 @@ def test_runs_list_what_rules_exclude(model, cache) -> None:
     build = TensorRTBackend().build(BuildRequest(model, config, caches=Caches(calibration=cache.to_bytes())))
 
     run = tracker.start("e", "build", kind="build")
-    log_build(run, build, ".engine")
+    log_build(run, build, model.info, ".engine")
     run.finish("good")
 
     stored = tracker.load(run.id)
