@@ -242,3 +242,26 @@ def test_other_threads_keep_their_memory(tmp_path: Path) -> None:
         finally:
             over.set()
         working.result()
+
+
+def test_too_many_nodes_are_refused_when_read(tmp_path: Path, capsys, caplog) -> None:
+    model = models.identity().proto
+    graph = model.graph.SerializeToString() + b"\x0a\x00" * 1_000_000  # nodes without anything in them
+    model.ClearField("graph")
+    size = bytes([128 | len(graph) & 127, 128 | len(graph) >> 7 & 127, 128 | len(graph) >> 14 & 127, len(graph) >> 21])
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString() + b"\x3a" + size + graph)
+    for words in (["check", "lint"], ["inspect", "model"], ["surgeon", "sanitize", "-o", str(tmp_path / "s.onnx")]):
+        assert main([*words, str(tmp_path / "m.onnx")]) in (1, 3)
+        assert "has 1,000,001 nodes; expected at most 1,000,000" in capsys.readouterr().out + caplog.text
+
+
+def test_folding_leaves_an_endless_node(caplog, monkeypatch) -> None:
+    assert limits.trial_limit() == 30
+    monkeypatch.setenv(limits.TIME, "1")
+    model = bombs.endless_loop()
+    for value in model.graph.input:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), value.name))
+    del model.graph.input[:]
+    fold.fold_constants(model)
+    assert "Loop 'endless' is not folded" in caplog.text and "did not finish within" in caplog.text
+    assert [node.op_type for node in model.graph.node] == ["Loop"]

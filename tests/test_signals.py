@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,12 +78,14 @@ def test_child_ends_with_its_supervisor() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGKILL])
-def test_native_death_is_an_error(number: signal.Signals) -> None:
+def test_native_death_is_an_error(number: signal.Signals, tmp_path: Path) -> None:
     begin = "from trtops.system.activity import Activity; Activity('loading m', 9).__enter__()"
+    begin += "; import tempfile, trtops.system.processes as p; tempfile.mkdtemp(prefix=p.temporary_prefix('left'))"
     crash = f"{begin}; os.kill(os.getpid(), {number:d})"
     code = SUPERVISED.replace("time.sleep(60)", crash).replace('print("ready", flush=True)', "pass")
-    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True)
-    assert done.returncode == 3
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 3 and not list(tmp_path.iterdir())
     died = "was killed by SIGKILL" if number == signal.SIGKILL else f"died of signal {number:d} "
     assert f"The command {died}" in done.stderr and "while loading m." in done.stderr
     quiet = subprocess.run([sys.executable, "-c", code, "doctor", "--silent"], capture_output=True, text=True)

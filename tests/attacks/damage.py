@@ -163,6 +163,76 @@ def _extreme(random: Random) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def _calling(random: Random) -> onnx.ModelProto:
+    """A call of the model's own function, with too few or too many arguments, or without an operator set."""
+    operators = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    body = [helper.make_node("Add", ["a", "b"], ["o"])]
+    function = helper.make_function("f", "F", ["a", "b"], ["o"], body, operators[: random.choice((0, 1, 1))])
+    count = random.choice((0, 1, 2, 3))
+    call = helper.make_node("F", ["x"] * count, ["y", "z"][: random.choice((1, 1, 2))], "call", domain="f")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    model = _made([call], [x], [y])
+    del model.opset_import[:]
+    model.opset_import.extend(operators[: random.choice((0, 2, 2, 2))])
+    model.functions.append(function)
+    return model
+
+
+def _many(random: Random) -> onnx.ModelProto:
+    """Far more nodes than anybody exports, most of them of two bytes, in any order."""
+    model = bombs.large_input(1)
+    count = random.choice((10, 10_000, 200_000, 1_100_000))
+    if random.random() < 0.5:
+        nodes = [helper.make_node("Abs", [f"n{i}"], [f"n{i + 1}"]) for i in range(min(count, 20_000))]
+        random.shuffle(nodes)
+        model.graph.node.extend(nodes)
+    else:
+        model.graph.MergeFromString(b"\x0a\x00" * count)
+    return model
+
+
+def _slow(random: Random) -> onnx.ModelProto:
+    """A node that computes for years: a Loop with a trip count, or an Einsum over many letters, constant or not."""
+    if random.random() < 0.5:
+        model = bombs.endless_loop()
+        model.graph.node[0].input[0] = "trips"
+        model.graph.initializer.append(
+            numpy_helper.from_array(np.array(2 ** random.choice((3, 40, 62)), np.int64), "trips")
+        )
+    else:
+        letters, count = "abcdefghijklmnopqrst", random.choice((2, 5, 10))
+        terms = ",".join(letters[2 * i : 2 * i + 2] for i in range(count))
+        node = helper.make_node(
+            "Einsum", ["x"] * count, ["y"], "einsum", equation=f"{terms}->{letters[: random.choice((0, 2))]}"
+        )
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [random.choice((2, 50, 400))] * 2)
+        model = _made([node], [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    if random.random() < 0.5:
+        for value in model.graph.input:
+            dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            model.graph.initializer.append(numpy_helper.from_array(np.ones(dims, np.float32), value.name))
+        del model.graph.input[:]
+    return model
+
+
+NAMES = (
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "a\nrun:     0\nnext:    touch PWNED",
+    "\x1b[31m",
+    "x" * 1_000_000,
+    "=1+1",
+    "a b",
+)
+
+
+def _named(random: Random) -> onnx.ModelProto:
+    """Names that a shell runs, that a terminal obeys, or that are very long."""
+    name = random.choice(NAMES)
+    x, y = (helper.make_tensor_value_info(f"{letter}{name}", TensorProto.FLOAT, [2]) for letter in "xy")
+    return _made([helper.make_node("Relu", [x.name], [y.name], name)], [x], [y])
+
+
 def _made(nodes: Any, inputs: Any, outputs: Any, weights: Any = ()) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "crafted", inputs, outputs, list(weights))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -177,6 +247,10 @@ CRAFTS: tuple[Callable[[Random], onnx.ModelProto], ...] = (
     _nested,
     *[_exploding] * 3,
     _odd_weights,
+    _calling,
+    _many,
+    _slow,
+    _named,
 )
 
 

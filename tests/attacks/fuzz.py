@@ -2,7 +2,9 @@
 
 Each case is a file that follows from its number and some commands on it, run as the command ``trtops`` in a forked
 child, with a time limit of 10 s. Failures are: a dead command, a foreign exception, a command that reports a mistake of
-its own, more than 60 s of CPU time, and more than 2 GiB of memory.
+its own, more than 60 s of CPU time, more than 2 GiB of memory, files left in the temporary folder, an input that is not
+as it was, and a model that lint passes and ONNX Runtime does not load. The kind ``lines`` is wrong command lines: they
+must end with exit code 2 and leave nothing.
 """
 
 import argparse
@@ -29,8 +31,11 @@ import numpy as np
 from tests import models
 from tests.attacks.damage import WORDS, crafted_model, damaged
 from tests.stores import execute, set_root
+from trtops import errors
+from trtops.backend.onnx import with_onnxruntime
 from trtops.cli import registry
 from trtops.cli.command_line import load
+from trtops.cli.flags import flags_of
 from trtops.cli.main import main
 from trtops.cli.supervised import supervise
 
@@ -140,21 +145,45 @@ def make_bases(folder: Path, kinds: list[str]) -> list[str]:
         "debug build good.onnx --onnxrt --until 2 --experiment good",
         "check lint good.onnx -o report.json",
     )
-    for line in lines[:1] if kinds == ["models"] else lines:
+    for line in lines if {*kinds} - {"models", "lines"} else lines[:1]:
         with contextlib.redirect_stdout(io.StringIO()):
             code = main([*line.split(), "-q"])
         print(f"{code} {line}", flush=True)
-    if kinds == ["models"]:
+    if not {*kinds} - {"models", "lines"}:
         return []
     np.savez("inputs.npz", image=np.ones((2, 3, 8, 8), np.float32))
     return [run for (run,) in execute(folder / "mlruns", "SELECT run_uuid FROM runs")]
 
 
+def wrong_lines(random: Random) -> list[str]:
+    """Command lines with a wrong word, or an input as output, made from the declarations of the options."""
+    lines = []
+    while len(lines) < 10:
+        path = random.choice([path for path in registry.COMMANDS if path not in registry.OTHER_WORDS])
+        flags = [flag for _, flag in flags_of(load(path).groups) if not (flag.positional or flag.refuse or flag.idle)]
+        is_model = any(flag.dest == "model_file" for _, flag in flags_of(load(path).groups))
+        if not (is_model and flags):
+            continue
+        flag = random.choice(flags)
+        if flag.file == "writes":
+            word = "m.onnx"
+        elif flag.choices:
+            word = "nope"
+        elif flag.convert in (int, float) and flag.takes != "switch":
+            word = random.choice(("nan", "word", "9" * 9 + "x"))
+        else:
+            continue
+        lines.append(f"{' '.join(path)} m.onnx {flag.names[0]}={word}")
+    return lines
+
+
 def commands_of(kind: str, seed: int, folder: Path, runs: list[str], count: int) -> list[str]:
     """Put a case's file into a folder, and return its command lines."""
     random = Random(seed)
-    lines = list(ON_MODELS)
-    if kind == "models":
+    lines = wrong_lines(random) if kind == "lines" else list(ON_MODELS)
+    if kind == "lines":
+        shutil.copy(folder / "good.onnx", folder / "m.onnx")
+    elif kind == "models":
         (folder / "m.onnx").write_bytes(crafted_model(seed))
     elif kind == "files":
         name = random.choice([name for name in ON_FILES if (folder / name).exists()])
@@ -206,7 +235,7 @@ def fit_manifest(path: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def failure_of(line: str, log: Path) -> str | None:
+def failure_of(line: str, log: Path, *, must_refuse: bool = False) -> str | None:
     """Run a line as the command `trtops` does, and return what went wrong: the exit, memory, time, or an exception."""
     mistakes = log.with_name("mistakes")
     mistakes.unlink(missing_ok=True)
@@ -230,7 +259,21 @@ def failure_of(line: str, log: Path) -> str | None:
         return f"hang: {seconds:.0f} s"
     if used.ru_maxrss > MEMORY_KIB:
         return f"memory: {used.ru_maxrss / (1 << 20):.2f} GiB"
+    if must_refuse and code != 2:
+        return f"accepted: exit code {code}"
+    if line.startswith("check lint") and code == 0 and (refusal := _refusal_of("m.onnx")):
+        return f"lint passes: {refusal}"
     return mistakes.read_text() if mistakes.exists() else None
+
+
+def _refusal_of(model: str) -> str:
+    """Return why ONNX Runtime does not load a model; empty if it does, or lacks a kernel that others may have."""
+    try:
+        with_onnxruntime.load(model)
+    except errors.InferenceError as exc:
+        missing = ("not a registered function/op", "Could not find an implementation", "takes more than")
+        return "" if any(text in str(exc) for text in missing) else str(exc)[:300]
+    return ""
 
 
 def _code_of(line: str, mistakes: Path) -> int:
@@ -260,9 +303,17 @@ def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, not
         tempfile.tempdir = name
         if runs:
             set_root(folder / "mlruns")
-        for line in commands_of(kind, seed, folder, runs, count):
+        lines = commands_of(kind, seed, folder, runs, count)
+        inputs = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        for line in lines:
             print(json.dumps([line, "died"]), file=file, flush=True)
-            print(json.dumps([line, failure_of(line, Path(name, "log"))]), file=file, flush=True)
+            failure = failure_of(line, Path(name, "log"), must_refuse=kind == "lines")
+            changed = [path.name for path, content in inputs.items() if path.read_bytes() != content]
+            # That of golden outputs is removed at the regular end of a process, which these children do not reach.
+            left = [path.name for path in Path(name).glob("trtops.*") if not path.name.startswith("trtops.golden.")]
+            if failure is None and (changed or left or Path("PWNED").exists()):
+                failure = f"left: {left} changed: {changed}"
+            print(json.dumps([line, failure]), file=file, flush=True)
         os.chdir("/")
 
 
@@ -332,7 +383,7 @@ def main_of_fuzz() -> int:
     parser.add_argument("--cases", type=int, default=200, help="cases of each kind")
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
     parser.add_argument("--commands", type=int, default=3, help="commands for each case, drawn by its number")
-    parser.add_argument("--kinds", nargs="+", default=["models", "files", "store"])
+    parser.add_argument("--kinds", nargs="+", default=["models", "files", "store", "lines"])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trtops-fuzz-", ignore_cleanup_errors=True) as work:
         os.environ.update(

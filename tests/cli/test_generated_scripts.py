@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -27,7 +28,7 @@ pytest.importorskip("polygraphy")
 SAVED = "--onnxrt --load-inputs i.json --load-outputs o.json"
 SETS: dict[str, tuple[str, int]] = {
     "validated": ("--onnxrt --onnxrt --validate", 0),
-    "validated, with NaN": ("--onnxrt --validate --val-range [nan,nan]", 1),
+    "validated, with NaN": ("--onnxrt --validate --load-inputs nan.json", 1),
     "tolerances": ("--onnxrt --onnxrt --atol 1e-3 --rtol scores:1e-3 --check-error-stat max --fail-fast", 0),
     "random data": ("--onnxrt --onnxrt --seed 3 --iterations 2 --val-range [0,2] image:[0,1] --input-shapes "
                     "image:[2,3,8,8]", 0),
@@ -129,6 +130,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in FILES.items():
         (folder / name).write_text(text)
     save_json([{"image": models.random(1, 3, 8, 8, seed=1)}], str(folder / "i.json"))
+    save_json([{"image": np.full((1, 3, 8, 8), np.nan, np.float32)}], str(folder / "nan.json"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for path in ("o.json", "folder"):

@@ -50,6 +50,12 @@ def test_csv_has_a_column_for_each_metric(tracker: MemoryTracker, built: tuple[s
     table = pd.read_csv(io.StringIO(runs_csv(tracker)), index_col="run_id")
     assert list(table.index) == [*reversed(built)] and table["metrics.error/max_abs"][built[1]] > 0
     assert list(pd.read_csv(io.StringIO(runs_csv(tracker, verdict="good")))["run_id"]) == [built[0]]
+    hostile = MemoryTracker()
+    run = hostile.start("e", "=HYPERLINK(1)", kind="build")
+    run.log_params({"sum": "+1+1", "number": "-1.5e-3"})
+    table = pd.read_csv(io.StringIO(runs_csv(hostile)), index_col="run_id")
+    assert dict(table.loc[run.id, ["name", "params.sum"]]) == {"name": "'=HYPERLINK(1)", "params.sum": "'+1+1"}
+    assert table.loc[run.id, "params.number"] == -1.5e-3
 
 
 def test_params_and_metrics_are_compared(tracker: MemoryTracker, built: tuple[str, str]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from trtops.cli.signals import FORWARDED, INTERRUPTED, INTERRUPTING
 from trtops.system.activity import Page
-from trtops.system.processes import end_with_parent
+from trtops.system.processes import end_with_parent, remove_left_folders
 from trtops.terminal import print_line
 
 _REPEATS = 5  # seconds in which an interruption is repeated; the command ignores it from the second one on
@@ -40,6 +40,7 @@ def supervise(command: Callable[[], int], words: Sequence[str]) -> int:
         os._exit(code)
     if -code in (*INTERRUPTING, FORWARDED):
         os._exit(INTERRUPTED)
+    remove_left_folders()  # the child's; the next command would remove them as well
     if "--silent" not in words:
         hint = "" if seconds is None else " If this is intended, set --timeout to more seconds."
         print_line(f"[E] The command {page.describe_death(code, seconds)}.{hint}", sys.stderr)

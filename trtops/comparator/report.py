@@ -19,6 +19,7 @@ from trtops.comparator.metric_results import ErrorStat
 from trtops.comparator.metrics import ChannelErrors, OutputStatistics
 from trtops.comparator.table import LIMITED, METRICS, Metric, with_fields
 from trtops.record import Config, Record, setting
+from trtops.terminal import one_line
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -197,9 +198,15 @@ class ComparisonReport(Record):
         return {output.name: output.statistics for output in self.outputs if output.statistics is not None}
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str | float | None, ...], ...]]:
-        """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column."""
-        shown = [metric for metric in METRICS if metric.column]
-        rows = ((o.name, o.verdict, o.decided(self.tolerances), *map(o.value, shown)) for o in self.outputs)
+        """Columns and rows: each output with its verdict, the deciding error, and the metrics with a column.
+
+        Relative errors of elements near 0 are left out.
+        """
+        shown, rows = [metric for metric in METRICS if metric.column], []
+        for output in self.outputs:
+            near_zero = output.statistics is not None and output.statistics.has_near_zero
+            cells = (None if near_zero and metric.name == "max_rel" else output.value(metric) for metric in shown)
+            rows.append((output.name, output.verdict, output.decided(self.tolerances), *cells))
         return ("output", "verdict", "decided by", *(metric.column for metric in shown)), tuple(rows)
 
     def to_frame(self) -> pd.DataFrame:
@@ -233,7 +240,7 @@ class ComparisonReport(Record):
     def decided_by(self) -> str:
         """The deciding output, and its error, such as "`y`: max abs 4.8e-05 of 0.001"."""
         output = self.decisive
-        return "-" if output is None else f"`{output.name}`: {output.decided(self.tolerances)}"
+        return "-" if output is None else f"`{one_line(output.name)}`: {output.decided(self.tolerances)}"
 
     def output(self, name: str) -> OutputComparison:
         """The entry of one output; KeyError without one."""

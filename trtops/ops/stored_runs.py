@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,8 +126,18 @@ def _best_of_each_model(matches: list[tuple[RunInfo, float | None]]) -> list[tup
 
 @checked_arguments
 def runs_csv(tracker: Tracker, **filters: Any) -> str:
-    """Runs matching all filters of :func:`runs` as CSV, with a column for each param and metric."""
-    return str(runs(tracker=tracker, **filters).to_frame().to_csv())
+    """Runs matching all filters of :func:`runs` as CSV, with a column for each param and metric.
+
+    Text that a spreadsheet would compute as a formula begins with an apostrophe.
+    """
+    frame = runs(tracker=tracker, **filters).to_frame().rename(columns=_without_formula)
+    return str(frame.map(_without_formula).to_csv())
+
+
+def _without_formula(value: Any) -> Any:
+    """Return a cell of a spreadsheet that is not computed; numbers stay."""
+    is_formula = isinstance(value, str) and re.match(r"[=+@\t\r]|-(?![\d.]+(e-?\d+)?$)", value)
+    return f"'{value}" if is_formula else value
 
 
 @checked_arguments

@@ -22,6 +22,7 @@ TIME = "TRTOPS_TIME_LIMIT"
 MAX_DIMENSIONS = 32  # of arrays in numpy 1; numpy 2 allows 64
 _REMEDY = f"If this is intended, set {MEMORY} to a higher value."
 
+_TRIAL_SECONDS = 30.0
 _lock = threading.Lock()
 _users = 0
 _before = (0, 0)
@@ -37,6 +38,11 @@ def time_limit() -> float:
     if not seconds > 0:
         raise errors.ConfigError(f"{TIME} is {text!r}; expected seconds, such as 600.")
     return seconds
+
+
+def trial_limit() -> float:
+    """Time limit in seconds for running a model only to check or fold it: the time limit if it is set, else 30."""
+    return time_limit() if os.environ.get(TIME) else _TRIAL_SECONDS
 
 
 @contextlib.contextmanager

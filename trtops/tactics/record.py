@@ -108,7 +108,7 @@ class TacticRecord(Record):
 
     @property
     def label(self) -> str:
-        """What tells this build from others, for its name: a few settings (``-`` is off), or a digest of all choices."""
+        """What tells a build from others, for its name: a few settings, ``-`` for off, or a digest of all choices."""
         signs = {"on": "+", "off": "-"}  # first, since tables cut names
         settings = [
             f"{signs[value]}{name}" if value in signs else f"{name}={value}"

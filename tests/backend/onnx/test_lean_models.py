@@ -1,6 +1,7 @@
 """Models near 2 GiB keep their weights in files. The limit is lowered here, so that small models count as large."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from trtops.backend.onnx.model import Model, is_lean, model_digest, raw_bytes
 from trtops.backend.onnx.precision import lower_precision
 from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnxrt.runner import reference_outputs
+from trtops.ops.model import surgeon
 
 
 def written(case: models.Case, folder: Path) -> Path:
@@ -80,3 +82,28 @@ def test_lean_16_bit_weights_are_rounded_alike(
         for model in (lowered, expected):
             emulate_low_precision(model)
         assert_same_outputs(lowered, expected, case.feed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path, output: surgeon.extract(path, output),
+        lambda path, output: surgeon.sanitize(path, output, fold_constants=True, cleanup=True),
+        lambda path, output: surgeon.prune(path, output),
+        lambda path, output: surgeon.strip_weights(path, output),
+    ],
+)
+def test_surgeon_writes_the_same_with_weights_in_files(
+    change: Callable[[Path, Path], object], large_models: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(models.transformer(), tmp_path / "model")
+    change(path, tmp_path / "lean.onnx")
+    monkeypatch.undo()  # the model is small again
+    change(path, tmp_path / "plain.onnx")
+    lean, plain = (onnx.load(tmp_path / name) for name in ("lean.onnx", "plain.onnx"))
+    for model in (lean, plain):
+        for tensor in model.graph.initializer:  # how values are stored does not matter
+            array = onnx.numpy_helper.to_array(tensor) if not external.is_stripped(tensor) else None
+            if array is not None:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    assert lean == plain

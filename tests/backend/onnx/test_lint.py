@@ -158,7 +158,11 @@ def test_unused_parts_are_warnings() -> None:
     assert "Weight: 'unread' does not affect outputs, can be removed." in messages(report, "warning")
     assert [e.nodes for e in report.entries if e.nodes] == [("idle",), ("idle2",)]
     del proto.graph.node[:]
+    proto.graph.output.pop()
+    proto.graph.output.append(proto.graph.input[0])
     assert lint(proto).ok and [e.message for e in lint(proto).entries] == ["ONNX model has no nodes"]
+    proto.graph.output[0].name = "missing"
+    assert not lint(proto).ok and "missing" in messages(lint(proto), "error")
 
 
 @pytest.mark.parity
@@ -258,6 +262,49 @@ def test_external_data_is_mapped_and_checked(tmp_path: Path) -> None:
     data.symlink_to(tmp_path.parent / "outside.bin")
     with pytest.raises(errors.InvalidModelError, match="outside"):
         _load_apart(path, 1000)
+
+
+def calling(inputs: list[str], outputs: tuple[str, ...] = ("y",)) -> onnx.ModelProto:
+    """A model that calls its function of two inputs and one output."""
+    operators = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("local", 1)]
+    add = onnx.helper.make_node("Add", ["a", "b"], ["o"])
+    function = onnx.helper.make_function("local", "F", ["a", "b"], ["o"], [add], operators[:1])
+    call = onnx.helper.make_node("F", inputs, list(outputs), domain="local", name="call")
+    x, z, y = (onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xzy")
+    graph = onnx.helper.make_graph([call], "g", [x, z], [y])
+    return onnx.helper.make_model(graph, functions=[function], opset_imports=operators, ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("model", "failing"),
+    [
+        (calling(["x", "z"]), ()),
+        (calling(["x"]), ("call",)),
+        (calling(["x", "z", "x"]), ("call",)),
+        (calling(["x", "z"], ("y", "w")), ("call",)),
+    ],
+)
+def test_wrong_calls_of_functions_fail(model: onnx.ModelProto, failing: tuple[str, ...]) -> None:
+    report = lint(model)
+    assert report.ok == (not failing) and report.failing == failing
+
+
+def test_unsorted_nodes_are_a_warning() -> None:
+    model = models.conv_net().proto
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+    report = lint(model)
+    assert report.ok and len(report.passing) == len(nodes)
+    assert [entry.message[:36] for entry in report.entries] == ["Nodes are not in topological order; "]
+
+
+def test_nothing_checked_is_not_a_pass() -> None:
+    model = models.identity().proto
+    model.graph.node[0].domain = "of.a.plugin"
+    model.opset_import.add(domain="of.a.plugin", version=1)
+    report = lint(model)
+    assert not report.ok and not report.passing and {entry.level for entry in report.entries} == {"warning"}
 
 
 def test_failures_on_assumed_sizes_say_so() -> None:

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -502,3 +503,18 @@ def test_back_ends_by_name_and_suffix():
     assert backends == ["onnxruntime", "tensorrt", "tensorrt", None]
     with pytest.raises(errors.ConfigError, match="Did you mean 'onnxruntime'"):
         engine_backend("onnxrt")
+
+
+def test_engine_of_few_of_many_nodes_loads(backend) -> None:
+    proto = models.identity().proto
+    shape = [dim.dim_value or 1 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
+    name = "zero"
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, np.float32), name))
+    for index in range(1500):  # all of them are folded
+        proto.graph.node.add(op_type="Abs", input=[name], output=[f"zero{index}"])
+        name = f"zero{index}"
+    proto.graph.node.add(op_type="Add", input=[proto.graph.input[0].name, name], output=["sum"])
+    proto.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("sum", onnx.TensorProto.FLOAT, None))
+    build = backend.build(BuildRequest(Model.from_proto(proto, "many"), config()))
+    feed = {proto.graph.input[0].name: np.ones(shape, np.float32)}
+    assert np.array_equal(outputs(backend.runner(build.engine), feed)["sum"], np.ones(shape, np.float32))

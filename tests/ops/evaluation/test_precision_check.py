@@ -99,7 +99,7 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     assert "0% compute in the requested FP16" in result.page()  # the engine is smaller in some releases
     with pytest.raises(errors.ConfigError, match="between 0 and 1"):
         CheckConfig(min_precision_share=1.5)
-    assert "FP32 (not FP16)" in builds_table([result])
+    assert "FP32 (not FP16)" in str(builds_table([result]))
     info = tracker.info(result.run_id)
     assert info.metrics[schema.Metric.KERNELS_LOWERED] == 0.0
     assert "FP16 as a GPU rounds it, emulated: good" in info.tags[schema.Tag.NOTE]

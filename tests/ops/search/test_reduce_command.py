@@ -37,6 +37,10 @@ def reduced(check: CommandCheck, **options: object) -> ReduceResult:
         ({}, 0, "", "pass"),
         ({}, 1, "", "fail"),
         ({}, -11, "", "fail"),
+        ({}, 127, "", "error"),
+        ({}, 1, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'", "error"),
+        ({}, 1, "Traceback (most recent call last):\nAssertionError: x", "fail"),
+        ({"fail_codes": (127,)}, 127, "", "fail"),
         ({"fail_codes": (3,)}, 3, "", "fail"),
         ({"fail_codes": (3,)}, 1, "", "error"),
         ({"fail_codes": (3,)}, 0, "", "pass"),
@@ -154,5 +158,7 @@ def test_invalid_commands_are_refused():
 
 
 def test_a_broken_check_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    reduced(command("import a_module_that_is_not_there"))
-    assert "it may be broken" in caplog.text and "a_module_that_is_not_there" in caplog.text
+    result = reduced(command("import a_module_that_is_not_there"))
+    assert result.whole == "error" and "a_module_that_is_not_there" in result.text()
+    reduced(command("import sys; sys.exit('wrong path')"))
+    assert "it may be broken" in caplog.text and "wrong path" in caplog.text

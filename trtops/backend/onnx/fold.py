@@ -5,6 +5,7 @@ cannot evaluate stays, with everything that depends on it; the rest is folded al
 """
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,14 +19,16 @@ from trtops.backend.onnx import copying, shapes, walk, with_onnxruntime
 from trtops.backend.onnx.save import model_bytes
 from trtops.backend.onnx.sizes import Array, KnownTensors
 from trtops.logger import ON_STDOUT, Logger
-from trtops.system.limits import memory_limit
+from trtops.system.limits import memory_limit, trial_limit
 from trtops.system.trial import try_in_child
+from trtops.tables import listed
 
 log = logging.getLogger(__name__)
 
 # Folded, they would be weights in FP32 again; builders take Q/DQ pairs as the instruction to compute in integers.
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _READ_SCALES = frozenset({"Range", "Resize", "Upsample"})
+_LEAST_SECONDS = 0.5  # of an evaluation, once others have used the time limit
 _FED_BYTES = 1024  # larger constants are fed to the session, which does not copy them
 
 
@@ -97,6 +100,7 @@ class _Folding:
     # Whether values are computed as soon as a shape depends on them. A session for each costs more than another pass
     # where few shapes do, so it starts with the second pass.
     at_once: bool = False
+    seconds: float = field(default_factory=trial_limit)  # left for evaluations that fail
 
     def __post_init__(self) -> None:
         self.versions = walk.opsets(self.model)
@@ -336,7 +340,8 @@ class _GraphPass:
                 return self._evaluate_halves(nodes, outputs)
             if not self.folding.error_ok:
                 raise
-            log.info("%s is not folded: %s", walk.label(nodes[0]), exc)
+            level = logging.WARNING if "did not finish" in str(exc) else logging.INFO
+            log.log(level, "%s is not folded: %s", walk.label(nodes[0]), exc)
             self.folding.stuck.add((self.scope, nodes[0].output[0]))
             return {}
         tensors: dict[str, onnx.TensorProto] = {}
@@ -374,8 +379,15 @@ class _GraphPass:
         graph.output.extend(map(helper.make_empty_tensor_value_info, outputs))
         ir_version = max(source.ir_version, 4)  # from which on weights need not be inputs too
         model = helper.make_model(graph, opset_imports=source.opset_import, ir_version=ir_version)
-        try_in_child(with_onnxruntime.evaluate, model, outputs, feed)
-        results = with_onnxruntime.evaluate(model, outputs, feed)
+        # Half of what is left, since each half of the nodes is tried after a failure.
+        began, seconds = time.monotonic(), max(self.folding.seconds / 2, _LEAST_SECONDS)
+        label = listed(map(walk.label, nodes), 3)
+        try:
+            try_in_child(with_onnxruntime.evaluate, model, outputs, feed, seconds, label)
+            results = with_onnxruntime.evaluate(model, outputs, feed, seconds, label)
+        except errors.InferenceError:
+            self.folding.seconds -= time.monotonic() - began
+            raise
         for name, result in zip(outputs, results):
             if not isinstance(result, np.ndarray):
                 raise errors.InferenceError(f"{name!r} is not a tensor.")

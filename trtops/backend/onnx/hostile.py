@@ -29,7 +29,7 @@ def bad_divisors(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[onnx.Attribu
                 yield attribute, f"{walk.label(node)}: {problem}"
 
 
-_MAX_NODES = 1_000_000  # after inlining, which a machine can still handle in minutes
+MAX_NODES = 1_000_000  # also after inlining, which a machine can still handle in minutes
 # Small files with more nodes after inlining are bombs: exporters call each function a few times.
 _MAX_SMALL_NODES, _MAX_GROWTH = 10_000, 200
 # Of nested calls: more than any exporter writes, and less than overflows the stack of what inlines.
@@ -77,7 +77,7 @@ def check_inlined_size(model: onnx.ModelProto, prefix: str = "") -> None:
 
     total = size_of(model.graph.node)
     written = len(model.graph.node) + sum(map(len, functions.values()))
-    max_nodes = min(_MAX_NODES, max(_MAX_SMALL_NODES, _MAX_GROWTH * written))
+    max_nodes = min(MAX_NODES, max(_MAX_SMALL_NODES, _MAX_GROWTH * written))
     if total > max_nodes:
         raise errors.InvalidModelError(
             f"{prefix}the model has {total:,} nodes after its {len(model.functions)} functions are inlined; expected "

@@ -34,7 +34,7 @@ from trtops.backend.onnx.model import Model, data_type, read_proto
 from trtops.backend.onnx.save import PROTOBUF_LIMIT
 from trtops.extras import installed, sentence
 from trtops.system.activity import Activity
-from trtops.system.limits import MAX_DIMENSIONS, limited_time, time_limit
+from trtops.system.limits import MAX_DIMENSIONS, limited_time, trial_limit
 from trtops.system.worker import warm_worker
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ _MAX_DEATHS = 20  # of child processes; replacing one takes a second
 # What is run, as messages about crashes call it.
 _WHOLE = "the model"
 _CHECKING = "checking the model with ONNX's checker"
+_ANALYZING = "analyzing the model"
 
 # Types for which ONNX Runtime has few kernels on CPUs, so that a missing one is no error of the model.
 _FOR_ACCELERATORS = {
@@ -76,7 +77,7 @@ def lint(model: onnx.ModelProto | Model | str | Path, feed: Mapping[str, Any] | 
         source = Path(model).absolute()  # a warm child may have another working folder
     else:
         source = model.proto() if isinstance(model, Model) else model
-    arguments, seconds = (dict(feed or {}), LARGE), time_limit()
+    arguments, seconds = (dict(feed or {}), LARGE), trial_limit()
     if not isinstance(source, Path) and copying.message_bytes(source) >= PROTOBUF_LIMIT:
         # No message to another process can hold it.
         return _lint(copying.copy_of(source), *arguments, seconds, {})
@@ -87,10 +88,12 @@ def lint(model: onnx.ModelProto | Model | str | Path, feed: Mapping[str, Any] | 
             try:
                 return worker.run(_lint, source, *arguments, seconds, deaths)
             except errors.WorkerError as exc:
-                if not exc.doing or exc.doing in deaths:
+                if not exc.doing or exc.doing in deaths or exc.doing == _ANALYZING:
                     raise
                 # Half of the time is for the nodes, however long it took to replace the process.
-                seconds = time_limit() / 2 if exc.doing == f"running {_WHOLE}" else seconds + started - time.monotonic()
+                seconds = (
+                    trial_limit() / 2 if exc.doing == f"running {_WHOLE}" else seconds + started - time.monotonic()
+                )
                 if len(deaths) >= _MAX_DEATHS:
                     seconds = 0.0
                 crash = str(exc).removeprefix("The child process ").partition(" while ")[0]
@@ -146,6 +149,14 @@ def _lint(
 
     A message is changed.
     """
+    # The nodes are run in half of this time; the rest is for what this module does with them.
+    with Activity(_ANALYZING, 2 * max(seconds, trial_limit())):
+        return _lint_here(source, feed, large, seconds, deaths)
+
+
+def _lint_here(
+    source: onnx.ModelProto | Path, feed: dict[str, Any], large: int, seconds: float, deaths: Mapping[str, str]
+) -> LintReport:
     try:
         model, weights = _load_apart(source, large) if isinstance(source, Path) else (source, {})
     except errors.InvalidModelError as exc:
@@ -153,8 +164,13 @@ def _lint(
         return LintReport(passing=(), failing=(), unchecked=(), entries=(entry,))
     graph = model.graph
     if not graph.node:
-        empty = LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")
-        return LintReport(passing=(), failing=(), unchecked=(), entries=(empty,))
+        findings = [LintEntry(level="warning", source="onnx_loader", message="ONNX model has no nodes")]
+        empty = _Run(model, feed | weights, [], time.monotonic() + seconds, deaths)
+        if installed("onnxruntime"):
+            empty.load_whole()
+        if empty.refusal:
+            findings.append(LintEntry(level="error", source="onnxruntime", message=empty.refusal))
+        return LintReport(passing=(), failing=(), unchecked=(), entries=tuple(findings))
     names = [walk.node_name(node) or f"node {i}" for i, node in enumerate(graph.node)]
     unnamed = {name: i for i, (name, node) in enumerate(zip(names, graph.node)) if not node.name}
     fatal = list(weight_entries(model))
@@ -188,7 +204,10 @@ def _lint(
     has_errors = any(entry.level == "error" for entry in entries)
     if has_errors or not run.run_whole():
         run.run_node_by_node(broken)
-    if run.refusal and not has_errors and (run.late or not run.entries):
+    no_fault = not run.custom and all(entry.level == "warning" for entry in run.entries)
+    if no_fault and not has_errors and not run.has_run:
+        run.load_whole()
+    if run.refusal and not has_errors and (run.late or no_fault):
         # Each node works by itself, but ONNX Runtime rejects the model.
         entries.append(LintEntry(level="error", source="onnxruntime", message=run.refusal))
     failing = broken.union(*(entry.nodes for entry in (*whole, *run.entries) if entry.level != "warning"))
@@ -218,6 +237,13 @@ def _checker_entries(model: onnx.ModelProto, deaths: Mapping[str, str]) -> Itera
     if copying.message_bytes(model) >= PROTOBUF_LIMIT:
         return
     checked = copying.copy_of(model)
+    order = list(walk.execution_order(model.graph.node))
+    if order != sorted(order):  # ONNX forbids it, and runtimes sort nodes themselves
+        yield graph_entry(
+            "warning", "Nodes are not in topological order; `trtops surgeon sanitize --toposort` sorts them."
+        )
+        del checked.graph.node[:]
+        checked.graph.node.extend(model.graph.node[index] for index in order)
     if checked.ir_version:
         checked.ir_version = max(checked.ir_version, WEIGHTS_NEED_NO_INPUTS)
     for value in checked.graph.output:
@@ -230,7 +256,7 @@ def _checker_entries(model: onnx.ModelProto, deaths: Mapping[str, str]) -> Itera
         yield LintEntry(level="error", source="onnx_checker", message=deaths[_CHECKING])
         return
     try:
-        with Activity(_CHECKING):
+        with Activity(_CHECKING, trial_limit()):
             onnx.checker.check_model(checked)
     except onnx.checker.ValidationError as exc:
         if "Bad node spec for node" not in str(exc):
@@ -264,6 +290,7 @@ class _Run:
     late: list[str] = field(default_factory=list)  # nodes that were not run within the time limit
     custom: set[str] = field(default_factory=set)  # nodes for which this ONNX Runtime has no kernel, though others may
     refusal: str = ""  # why ONNX Runtime does not load the whole model
+    has_run: bool = False  # the whole model
     declared: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -285,7 +312,17 @@ class _Run:
             if "cannot load" in str(exc) or "did not finish" in str(exc):
                 self.refusal = _short_message(str(exc.__cause__ or exc))
             return False
+        self.has_run = True
         return True
+
+    def load_whole(self) -> None:
+        """Load the whole model, to set the refusal if ONNX Runtime does not."""
+        if self.refusal or copying.message_bytes(self.model) >= PROTOBUF_LIMIT:
+            return
+        try:
+            with_onnxruntime.load(self.model, _WHOLE, max(self.end - time.monotonic(), trial_limit() / 2))
+        except errors.InferenceError as exc:
+            self.refusal = _short_message(str(exc.__cause__ or exc))
 
     def run_node_by_node(self, broken: set[str]) -> None:
         """Run each node by itself, except those known to be broken."""
@@ -318,7 +355,7 @@ class _Run:
                 if last_reader[used] == i:
                     values.pop(used, None)
         if self.late:
-            limit = f"the time limit of {time_limit():g} s (--timeout), or {_MAX_DEATHS} crashes"
+            limit = f"the time limit of {trial_limit():g} s (--timeout), or {_MAX_DEATHS} crashes"
             late = f"{len(self.late)} nodes were not checked: nodes before them reached {limit}."
             self.entries.append(LintEntry(level="warning", source="onnxruntime", message=late, nodes=tuple(self.late)))
         behind = tuple(filter(self.unchecked.__contains__, self.names))
@@ -352,7 +389,7 @@ class _Run:
                 left = max(self.end - time.monotonic(), 0.1)
                 return list(with_onnxruntime.evaluate(model, outputs, {n: values[n] for n in used}, left, label))
             if can_propagate_values(model):
-                with_onnxruntime.load(model, label)
+                with_onnxruntime.load(model, label, max(self.end - time.monotonic(), 0.1))
         except errors.InferenceError as exc:
             self._add_failure(node, name, exc)
         return []
@@ -385,7 +422,8 @@ class _Run:
     def _add_failure(self, node: onnx.NodeProto, name: str, exc: errors.InferenceError) -> None:
         text = str(exc.__cause__ or exc)
         missing = ""
-        if node.domain not in _KNOWN_DOMAINS:
+        functions = {(function.domain, function.name) for function in self.model.functions}
+        if node.domain not in _KNOWN_DOMAINS and (node.domain, node.op_type) not in functions:
             missing = f"kernel for {node.domain}.{node.op_type}, which is not a registered function/op"
         elif "Could not find an implementation" in text:
             tensors = map(self.declared.__getitem__, filter(self._is_typed, (*node.input, *node.output)))

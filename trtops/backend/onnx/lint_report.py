@@ -49,8 +49,9 @@ class LintReport(Record):
 
     @property
     def ok(self) -> bool:
-        """Whether there are only warnings."""
-        return all(entry.level == "warning" for entry in self.entries)
+        """Whether there are only warnings, and a node was checked if there is one."""
+        is_checked = bool(self.passing) or not self.unchecked
+        return is_checked and all(entry.level == "warning" for entry in self.entries)
 
     def text(self) -> str:
         """Return the findings as a table, and the number of passing nodes."""

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk
-from trtops.backend.onnx.hostile import bad_divisors, check_inlined_size
+from trtops.backend.onnx.hostile import MAX_NODES, bad_divisors, check_inlined_size
 from trtops.backend.onnx.messages import ModelProto, TensorProto
 from trtops.metadata import DataType, Dim, TensorSpec
 from trtops.system.files import read_regular
@@ -341,7 +341,12 @@ def parse_proto(data: bytes, prefix: str = "", need_opset: bool = True) -> onnx.
         )
     try:
         "".join(map(attrgetter("domain"), model.opset_import))
+        nodes = 0
         for graph in walk.graphs(model.graph):
+            # Tools visit each node several times, in Python: two bytes in a file would take milliseconds.
+            nodes += len(graph.node)
+            if nodes > MAX_NODES:
+                raise errors.InvalidModelError(f"{prefix}has {nodes:,} nodes; expected at most {MAX_NODES:,}.")
             # Joining all names of a graph fails if one is not text. Nothing else finds that out as fast.
             values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
             "".join((graph.name, *map(attrgetter("name"), values)))

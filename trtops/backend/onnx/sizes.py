@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.model import tensor_array
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -45,7 +45,7 @@ class KnownTensors:
     def array(self, name: str) -> Array:
         """Return the values of a constant, decoded once."""
         if name not in self._arrays:
-            self._arrays[name] = numpy_helper.to_array(self.weights[name])
+            self._arrays[name] = tensor_array(self.weights[name])
         return self._arrays[name]
 
     def dims(self, name: str) -> list[float] | None:

@@ -62,7 +62,7 @@ def strip_weights(model: onnx.ModelProto, exclude: Collection[str] = ()) -> tupl
     axes = reduced_axes(model.graph)
     for name in stripped:
         tensor = tensors[name]
-        sparse = name in axes and is_sparse(numpy_helper.to_array(tensor), axes[name])
+        sparse = name in axes and is_sparse(tensor_array(tensor), axes[name])
         for field in _DATA_FIELDS:
             tensor.ClearField(field)
         tensor.doc_string = f"{STRIPPED}/{_SPARSE if sparse else ''}"

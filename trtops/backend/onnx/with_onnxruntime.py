@@ -40,7 +40,7 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def load(model: onnx.ModelProto | str, label: str = "a part of the model") -> Any:
+def load(model: onnx.ModelProto | str, label: str = "a part of the model", seconds: float | None = None) -> Any:
     """A session for a model or a model file, on the CPU, with one thread and without optimization.
 
     ``label`` the model is, for the message of a crash.
@@ -59,7 +59,7 @@ def load(model: onnx.ModelProto | str, label: str = "a part of the model") -> An
         else:
             source = model.SerializeToString()
             own_bytes = len(source)
-        with limited_memory(4 * own_bytes), Activity(f"running {label}"):  # loading copies weights
+        with limited_memory(4 * own_bytes), Activity(f"running {label}", seconds):  # loading copies weights
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # ONNX Runtime's errors have no other common base class
         raise errors.InferenceError(f"ONNX Runtime cannot load this part of the model: {exc}") from exc
@@ -76,7 +76,7 @@ def evaluate(
 
     The model is a message below 2 GiB, or the path of a file, which may be larger.
     """
-    session = load(model, label)
+    session = load(model, label, seconds)
     ort = import_onnxruntime()
     options = ort.RunOptions()
     # The arena is shared by all sessions, so each run gives its memory back.

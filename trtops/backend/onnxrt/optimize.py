@@ -1,5 +1,6 @@
 """Optimizes one ONNX model under candidate after candidate, and keeps the results as files in ONNX Runtime's format."""
 
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -11,8 +12,11 @@ from typing_extensions import Self
 
 from trtops import errors
 from trtops.backend.onnx import walk
+from trtops.backend.onnx.copying import copy_of
+from trtops.backend.onnx.fold import fold_constants
 from trtops.backend.onnx.with_onnxruntime import check_loads
 from trtops.backend.onnxrt.device import new_session
+from trtops.backend.onnxrt.engine import open_plan
 from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.plan import Plan, read_plan
@@ -22,6 +26,9 @@ from trtops.spec import OnnxRuntimeOptions
 from trtops.system.activity import Activity
 from trtops.system.limits import limited_memory, too_much
 from trtops.system.processes import temporary_prefix
+from trtops.tables import size
+
+_MAX_GAP = 10  # times the number of nodes; ONNX Runtime loads any engine whose nodes have smaller numbers
 
 
 @dataclass(frozen=True)
@@ -57,12 +64,14 @@ class Optimizer:
         The attempt file receives each candidate's id before ONNX Runtime, which may crash, gets the candidate.
         """
         self.model = model
+        self._options = options
         self._providers = find_providers(options.providers)
         self._on_gpu = options.on_gpu
         self._threads = options.intra_op_threads
         self._log = log
         self._attempt_file = attempt_file
         self._source = model.SerializeToString()
+        self._is_folded = False
         self._weight_bytes = walk.weight_bytes(model)
         self._folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("optimized"))
         self._done: dict[str, Optimized] = {}
@@ -84,8 +93,26 @@ class Optimizer:
             path = Path(self._folder.name, f"{len(self._done)}.ort")
             start = time.perf_counter()
             self._write_optimized(candidate, path)
-            self._done[candidate.id] = Optimized(candidate, path, time.perf_counter() - start)
+            optimized = Optimized(candidate, path, time.perf_counter() - start)
+            if not self._is_folded and self._is_unloadable(optimized):
+                folded = copy_of(self.model)
+                fold_constants(folded)
+                self._source, self._is_folded = folded.SerializeToString(), True
+                self._write_optimized(candidate, path)
+                optimized = Optimized(candidate, path, time.perf_counter() - start)
+            self._done[candidate.id] = optimized
         return self._done[candidate.id]
+
+    def _is_unloadable(self, optimized: Optimized) -> bool:
+        """True if so few nodes are left that ONNX Runtime, when it loads them, takes their numbers for damage."""
+        numbers = [node.index for node in optimized.graph.nodes if not node.scope]
+        if max(numbers, default=0) <= _MAX_GAP * (len(numbers) + 1):
+            return False
+        try:
+            open_plan(optimized.plan, self._options, quiet=True)
+        except errors.EngineLoadError:
+            return True
+        return False
 
     def may_change(self, tactic: Tactic) -> bool:
         """Return True if toggling a tactic may change the default's graph, by one optimization of the default.
@@ -134,6 +161,11 @@ class Optimizer:
                 new_session(self._source, options, self._providers, candidate.disabled_optimizers)
         except ORT_ERRORS as exc:
             path.unlink(missing_ok=True)
+            if (free := shutil.disk_usage(path.parent).free) < self._weight_bytes + len(self._source):
+                raise errors.EngineBuildError(
+                    f"The engine cannot be written: {size(free)} are free in {path.parent.parent}. Free some, or set "
+                    f"TMPDIR to a folder on another disk. ONNX Runtime reported: {why(exc)}"
+                ) from exc
             raise errors.EngineBuildError(self._refusal_text(exc)) from exc
 
     def _refusal_text(self, exc: Exception) -> str:

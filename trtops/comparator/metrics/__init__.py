@@ -115,6 +115,11 @@ class OutputStatistics(Record):
 
         def __getattr__(self, name: str) -> Any: ...
 
+    @property
+    def has_near_zero(self) -> bool:
+        """True if the largest relative error is that of an element near 0, and not as large as the output's scale."""
+        return (self.max_rel or 0) > 1 and self.max_abs < (self.scale or 0)
+
     def any_violation(self, atol: float, rtol: float) -> bool:
         """Whether any element violates tolerances; other ones than those counted with are read from the frontier."""
         if (atol, rtol) == (self.atol, self.rtol):

@@ -105,6 +105,7 @@ class BundleResult(OpResult):
     def body(self) -> Iterable[str]:
         """Path, members, and output of the script."""
         yield f"`{self.path}`, {size(self.size)}, SHA-256 `{self.sha256}`. Unpack it and run `python reproduce.py`."
+        yield "It holds the model and the inputs of the evaluation: give it only to people who may have them."
         yield from (f"- {input_name}" for input_name in self.missing)
         if self.printed:
             yield from ("", "```", self.printed.rstrip(), "```")

@@ -13,6 +13,7 @@ from trtops.ops.evaluation.coverage import Covered
 from trtops.ops.evaluation.shapes import OUTSIDE
 from trtops.record import Record
 from trtops.tables import counted, listed
+from trtops.terminal import one_line
 from trtops.verdict import Verdict
 
 _MAX_LISTED_SHAPES = 6  # shapes in a line
@@ -93,7 +94,7 @@ class Evidence(Record):
         shapes = listed(dict.fromkeys(entry.text() for entry in self.shapes), _MAX_LISTED_SHAPES, "; ") or "no inputs"
         assumed = ", assumed" if self.assumed else ""
         denied = f"; {counted(len(self.denied), 'choice')} left out, since denied" if self.denied else ""
-        return (
+        return one_line(
             f"{self.margin}; {self.source}, {self._amount} in "
             f"{counted(self.feeds, 'feed')}; "
             f"shapes: {shapes}{assumed}; reference: {self.reference}; limits: {self.limits}{denied}"

@@ -165,7 +165,9 @@ def _check_fits(spec: TensorSpec, shape: Sequence[int]) -> None:
     if spec.shape is None:
         return
     values = spec.dtype is not None and spec.dtype.is_integral and tuple(spec.shape) == (len(shape),)
-    if not values and not shape_accepts(spec.shape, shape):
+    # A size of -1 leaves the declared one.
+    declared = [-1 if size < 0 else dim for dim, size in zip(spec.shape, shape)]
+    if not values and not (len(shape) == len(spec.shape) and shape_accepts(declared, shape)):
         raise errors.ConfigError(
             f"Input {spec.name!r} cannot have shape {tuple(shape)}; the model declares {tuple(spec.shape)}."
         )

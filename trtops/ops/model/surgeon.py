@@ -19,13 +19,14 @@ import onnx
 from trtops import errors
 from trtops.backend.onnx import edit, external, fold, shapes, walk, weights
 from trtops.backend.onnx.copying import copy_of
-from trtops.backend.onnx.model import Model, check_structure, read_proto
+from trtops.backend.onnx.model import Model, check_structure, is_large, read_proto
 from trtops.backend.onnx.save import save_model
 from trtops.backend.onnx.summary import summary
 from trtops.logger import ON_STDOUT
 from trtops.metadata import Shape, TensorSpec
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.model.model_files import SaveConfig, Source
+from trtops.system.activity import Activity
 from trtops.tables import listed
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SurgeonResult:
-    """A new model with its weights inside, its file if it was written, and sentences about the changes."""
+    """A new model, its file if it was written, and sentences about the changes.
+
+    Weights of a model of 2 GiB or more stay in their files.
+    """
 
     model: onnx.ModelProto = field(repr=False)
     path: str | None
@@ -290,6 +294,17 @@ def operate(
     ``change`` returns sentences about the changes, or another model with them; ``check`` says when the structure of the
     model is checked.
     """
+    with Activity(f"changing {model if isinstance(model, (str, Path)) else 'the model'}"):
+        return _operate(model, output, save_as, change, check)
+
+
+def _operate(
+    model: Source,
+    output: str | Path | None,
+    save_as: SaveConfig | None,
+    change: Callable[[onnx.ModelProto], list[str] | tuple[onnx.ModelProto, list[str]]],
+    check: Literal["before", "after"],
+) -> SurgeonResult:
     if isinstance(model, (str, Path)):
         log.info("Loading model: %s", model, extra=ON_STDOUT)
     proto = _load_with_weights(model)
@@ -325,13 +340,16 @@ def _log_model(title: str, proto: onnx.ModelProto) -> None:
 
 
 def _load_with_weights(model: Source) -> onnx.ModelProto:
-    """Return a copy of a model with its weights inside."""
+    """Return a copy of a model with its weights, which stay in their files if they have 2 GiB or more."""
     if isinstance(model, Model):
-        return model.proto()
+        return model.proto(lean=True)
     if isinstance(model, onnx.ModelProto):
         return copy_of(model)
-    proto = read_proto(Path(model))
-    external.load_external_data(proto, Path(model).absolute().parent)
+    proto, folder = read_proto(Path(model)), Path(model).absolute().parent
+    if is_large(proto):
+        external.anchor(proto, folder)
+    else:
+        external.load_external_data(proto, folder)
     return proto
 
 

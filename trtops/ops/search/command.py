@@ -29,6 +29,10 @@ from trtops.system.processes import end_with_parent, temporary_prefix
 from trtops.system.worker import warm_worker
 
 _TAIL_CHARACTERS = 2000
+_NOT_RUN = (126, 127)  # exit codes of shells that cannot run a program
+_OWN_ERROR = re.compile(
+    r"^(SyntaxError|IndentationError|NameError|ImportError|ModuleNotFoundError): .*\Z", re.MULTILINE
+)
 # Idle children that have imported what most commands of trtops need, which takes most of a short one's time.
 _IMPORTED = (
     "numpy.random", "onnx", "psutil", "trtops.backend.onnx.model", "trtops.backend.onnxrt.inference",
@@ -123,6 +127,8 @@ class CommandCheck(Config):
             failed = bool(self.fail_codes) or code != 0
         verdict: CheckVerdict = "pass" if code in (0, *self.ignore_fail_codes) else "error"
         verdict = "fail" if failed else verdict
+        if failed and not (self.fail_codes or self.fail_regex) and (code in _NOT_RUN or _OWN_ERROR.search(tail)):
+            verdict = "error"  # of the script itself, which tells nothing about the model
         shown = verdict != "pass" or self.tell_passing
         return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if shown else "")
 
