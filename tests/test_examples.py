@@ -37,7 +37,8 @@ def examples() -> Iterator[doctest.DocTest]:
     """Each docstring with an example, of the modules that define public names."""
     names = dict.fromkeys(MODULES)
     for package in map(importlib.import_module, PACKAGES):
-        names |= dict.fromkeys(getattr(package, name).__module__ for name in package.__all__)
+        members = [getattr(package, name) for name in package.__all__]
+        names |= dict.fromkeys(member.__module__ for member in members if not inspect.ismodule(member))
     finder = doctest.DocTestFinder(exclude_empty=True)
     for name in names:
         module = importlib.import_module(name)

@@ -81,8 +81,10 @@ _has_status = _has_progress = False
 
 
 def show_status(text: str) -> None:
-    """Show a line on standard error, a terminal, until the next one or other output replaces it."""
+    """Show a line on standard error, a terminal, until the next one or other output replaces it; none below a bar."""
     global _has_status
+    if _has_progress:
+        return
     width = shutil.get_terminal_size().columns
     sys.stderr.write(f"\r\x1b[K{escaped(text)[: width - 1]}")
     sys.stderr.flush()
@@ -140,11 +142,6 @@ def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
             yield lambda done, total=None: shown.update(task, completed=done, total=total)
     finally:
         _has_progress = False
-
-
-def has_progress() -> bool:
-    """True while a bar is shown."""
-    return _has_progress
 
 
 def print_page(page: str) -> None:

@@ -152,7 +152,7 @@ def announcing(work: str) -> Iterator[None]:
             if not is_terminal:
                 log.info("%s", text)
                 pause = max(_SILENT_IN_FILES, (current - start) / 10)
-            elif log.isEnabledFor(logging.INFO) and not terminal.has_progress():
+            elif log.isEnabledFor(logging.INFO):
                 terminal.show_status(text)
                 pause = 1.0
 

@@ -146,7 +146,7 @@ def say_progress(text: str) -> None:
     """Print a line about the work so far; on a terminal without -v, the next one replaces it."""
     if not on_brief_terminal():
         say(text)
-    elif not _silent and not terminal.has_progress():
+    elif not _silent:
         terminal.show_status(text)
 
 

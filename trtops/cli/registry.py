@@ -130,7 +130,7 @@ VARIABLES = {
     "TRTOPS_ALLOWED_SCRIPTS": "folders, separated by ':'; scripts, check commands and plugins elsewhere are not run",
     "TRTOPS_ARTIFACT_HOSTS": "further hosts, separated by commas, where a server may keep its artifacts",
     "TRTOPS_MEMORY_LIMIT": "memory for reading a file, beyond the file's own size (default: 1792M)",
-    "TRTOPS_TIME_LIMIT": "seconds that loading a model, or one inference, may take (default: 600)",
+    "TRTOPS_TIME_LIMIT": "seconds that loading a model, or one inference, may take (default: 600; to lint or fold: 30)",
     "TRTOPS_ALLOW_HOST_CODE": "1: version compatible TensorRT engines may run their own code on this machine",
     "NO_COLOR": "any value: no colors",
 }

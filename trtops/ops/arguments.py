@@ -19,6 +19,7 @@ from trtops.record import Record, check_bounds, file_fields
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_MAX_STRUCTURE = 1 << 28  # bytes of a model file; a larger one has its weights inside
 _WRITTEN = ("output", "output_dir")  # parameters of ops that name what is written
 
 
@@ -170,6 +171,8 @@ def _weight_files(model: Path) -> set[Path]:
     from trtops.backend.onnx.model import read_proto
 
     try:
+        if model.stat().st_size > _MAX_STRUCTURE:
+            return set()
         proto, folder = read_proto(model), model.absolute().parent
         return {external.locate(t, folder).path for t in walk.tensors(proto) if external.is_external(t)}
     except (errors.TrtopsError, OSError):

@@ -108,8 +108,13 @@ class TacticRecord(Record):
 
     @property
     def label(self) -> str:
-        """What tells this build from others, for its name: a few settings, or else a digest of all choices."""
-        settings = [f"{name}={value}" for name, value in self.settings if not name.startswith("entry ")]
+        """What tells a build from others, for its name: a few settings, ``-`` for off, or a digest of all choices."""
+        signs = {"on": "+", "off": "-"}  # first, since tables cut names
+        settings = [
+            f"{signs[value]}{name}" if value in signs else f"{name}={value}"
+            for name, value in self.settings
+            if not name.startswith("entry ")
+        ]
         return ", ".join(settings) if 0 < len(settings) <= _MAX_LABEL else f"tactics {self.digest[:8]}"
 
     def differing_layers(self, other: "TacticRecord") -> tuple[str, ...]:

@@ -169,9 +169,8 @@ def debug_build(
         model: The ONNX file; not needed to resume a campaign.
         config: The campaign; by default FP32 on ONNX Runtime, compared with the model itself, until it is decided.
         tracker: The tracking store.
-        resume: The run of a campaign to resume. Its own config holds unless another is
-            given, which may differ in when to stop and in what runs in parallel, but not in what decides a build or its
-            verdict.
+        resume: The run of a campaign to resume. Its own config holds unless another is given, which may differ in when
+            to stop and in what runs in parallel, but not in what decides a build or its verdict.
         experiment: Experiment to log to (default: the model file's name without its ending).
         tags: Further tags of all runs.
         evaluate: A Python callable that evaluates engines instead of the config's check.

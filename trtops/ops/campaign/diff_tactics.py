@@ -94,7 +94,7 @@ class DiffTacticsResult(OpResult):
     def figures(self) -> str:
         """The number of builds."""
         skipped = f", {len(self.skipped)} skipped" if self.skipped else ""
-        return f"{self.diff.good} good builds, {self.diff.bad} bad{skipped}"
+        return f"builds: {self.diff.good} good, {self.diff.bad} bad{skipped}"
 
     def difference_lines(self) -> Iterator[str]:
         """The plain difference between good and bad builds, in Polygraphy's lines."""
