@@ -8,7 +8,7 @@ to an example. In the source of a page:
   oldest.
 - A ``text`` block directly below is what these print on a terminal of 80 columns, without the log.
 - ``<!-- file: NAME -->`` above a block: the block is the content of this file.
-- ``<!-- not run: REASON -->`` above a block: it is as somebody wrote it.
+- ``<!-- not run: REASON -->`` above a block: it stays as it is.
 
 Numbers differ in each run. A block is written again if more than numbers, ids and the processor differ, or with
 ``--numbers``.
@@ -187,7 +187,7 @@ def _read(process: subprocess.Popen[bytes], *terminals: int) -> list[str]:
         for terminal in ready:
             try:
                 chunks[terminal] += os.read(terminal, 1 << 16)
-            except OSError:  # nobody has the other end any more
+            except OSError:  # the other end is closed
                 open_terminals.discard(terminal)
         if not ready and process.poll() is not None:  # a process that it started may still have the other end
             break
