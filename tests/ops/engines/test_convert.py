@@ -94,11 +94,7 @@ def test_default_store_is_used_without_a_tracker(
     result = convert(conv_net, ConvertConfig(check=QUICK))
     info = default_tracker().info(result.run_id)
     assert info.verdict == "good" and info.name.startswith("✓ FP32 ort ")
-    assert (
-        str(info.fact(schema.Tag.DEVICE))
-        .removesuffix(" Processor")
-        .endswith(info.name.removeprefix("✓ FP32 ort ").removesuffix(" conv"))
-    )
+    assert info.name.removeprefix("✓ FP32 ort ").removesuffix(" conv") in info.fact(schema.Tag.DEVICE)
 
 
 def test_timing_cache_and_replay_repeat_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:
