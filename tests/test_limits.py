@@ -79,7 +79,7 @@ def test_nested_functions_are_counted_before_inlining(tmp_path: Path, caplog) ->
 def test_recursive_functions_are_refused(monkeypatch) -> None:
     with pytest.raises(errors.InvalidModelError, match="calls itself"):
         check_inlined_size(bombs.doubling_functions(3, circle=True))
-    monkeypatch.setattr("trtops.backend.onnx.hostile._MAX_NODES", 1 << 40)
+    monkeypatch.setattr("trtops.backend.onnx.hostile.MAX_NODES", 1 << 40)
     monkeypatch.setattr("trtops.backend.onnx.hostile._MAX_SMALL_NODES", 1 << 40)
     with pytest.raises(errors.InvalidModelError, match="through more than 200 others"):
         check_inlined_size(bombs.doubling_functions(300))

@@ -1,7 +1,6 @@
 """Modules in a working folder, as next to a downloaded model, are not imported by what we start there."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,22 +51,6 @@ def test_planted_module_works_without_protection(tmp_path: Path, monkeypatch) ->
 def test_commands_ignore_planted_modules(planted_folder: Path, words: tuple[str, ...]) -> None:
     done = python(*words)
     assert done.returncode in (0, 1), done.stderr
-
-
-def test_prefects_server_ends_with_its_process(tmp_path: Path) -> None:
-    from trtops.flows import server
-
-    (tmp_path / "uvicorn.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(3600)\n")
-    theirs, ours = os.pipe()
-    command = [sys.executable, "-c", server._PROGRAM.format(fd=theirs)]
-    with subprocess.Popen(command, cwd=tmp_path, pass_fds=[theirs], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == "up\n"
-            os.close(ours)  # as the kernel does when the process of the flow is killed
-            assert process.wait(120) == -signal.SIGTERM
-        finally:
-            process.kill()
-    os.close(theirs)
 
 
 def test_worker_uses_search_path_of_parent(planted_folder: Path, monkeypatch) -> None:

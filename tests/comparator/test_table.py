@@ -65,6 +65,8 @@ def test_metrics_are_in_the_statistics(metric):
     assert stats.to_dict()[metric.name] == value
     outputs = ({"x": actual, "y": actual}, {"x": golden, "y": actual})
     logged = evaluation_metrics(Evaluation(report=compare_outputs(*outputs)))
+    if metric.name == "max_rel" and stats.has_near_zero:
+        value = 0.0  # of the other output
     assert logged.get(("error", metric.name)) == (value if metric.logged else None)  # of the worse output
     assert logged["error", "x", "max_abs"] == stats.max_abs and logged["error", "y", "max_abs"] == 0
 

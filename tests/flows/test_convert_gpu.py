@@ -1,5 +1,6 @@
 """The flows on real TensorRT and a GPU, with a real Prefect server and a real MLflow store."""
 
+import contextvars
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -115,8 +116,10 @@ def test_flows_take_turns_on_one_gpu(store: Path, tmp_path: Path) -> None:
     default_tracker()  # the store and the server are made once, not by both at the same time
     with get_client(sync_client=True) as client:
         client.api_healthcheck()
+    # Threads begin without the settings of this test, and so without its server.
+    contexts = [contextvars.copy_context() for _ in paths]
     with ThreadPoolExecutor(2) as pool:
-        results = [*pool.map(build, paths)]
+        results = [*pool.map(lambda context, path: context.run(build, path), contexts, paths)]
 
     first, second = sorted((default_tracker().info(r.run_id) for r in results), key=lambda i: i.start_time)
     assert first.verdict == second.verdict == "good"

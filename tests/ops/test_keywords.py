@@ -69,7 +69,7 @@ def test_data_of_another_process_are_refused_with_a_remedy() -> None:
         (lambda m: trtops.convert(m, "fp16"), errors.ConfigError, "config is 'fp16'; .* such as precision="),
         (lambda m: trtops.convert(m, presicion="fp16"), TypeError, "no option 'presicion'. Did you mean 'precision'"),
         (lambda m: trtops.convert(m, precision="fp17"), errors.ConfigError, "precision: found 'fp17'; .*mean 'fp16'"),
-        (lambda m: trtops.convert(m, data=[FEED["image"]]), errors.ConfigError, "data: item 0 is a ndarray"),
+        (lambda m: trtops.convert(m, data=[FEED["image"]]), errors.ConfigError, "data: item 1 is a ndarray"),
         (lambda m: trtops.convert(m, data=3), errors.ConfigError, "data: found int; expected a path"),
         (lambda m: trtops.convert(m, data={"imge": FEED["image"]}), errors.InputError, "imge"),
         (lambda m: trtops.convert(m, tolerances={"atoll": 1}), errors.ConfigError, "'atoll'. Did you mean 'atol'"),

@@ -79,7 +79,7 @@ def data_source(value: DataSource) -> str:
             "of these with one for each inference, or a function that returns one of them"
         )
     digest = FeedDigest()
-    for number, feed in enumerate(feeds):
+    for number, feed in enumerate(feeds, 1):
         if not isinstance(feed, Mapping):
             raise errors.ConfigError(
                 f"item {number} is a {type(feed).__name__}; expected arrays by input name, such as {{'x': array}}"

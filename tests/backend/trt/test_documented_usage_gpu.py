@@ -59,6 +59,7 @@ array = cuda.DeviceArray(X.shape, X.dtype)
 result = [array.shape, array.allocated_nbytes]
 array.free()
 result += [array.shape, array.allocated_nbytes, int(array.ptr)]
+array.resize(X.shape)
 array.copy_from(X)
 result += [array.numpy()]
 array.free()

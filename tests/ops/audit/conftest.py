@@ -145,6 +145,21 @@ class Logged:
         self.list_in_note(run)
         if (engine := digests.get("engine/engine.ort")) is not None:
             self.set(run, "tag", Tag.ENGINE_SHA256, engine)
+        self.copy_to_model(run)
+
+    def copy_to_model(self, run: str) -> None:
+        """Make the files of the run's logged model those of the run."""
+        query = "SELECT artifact_location FROM logged_models WHERE source_run_id = ?"
+        with closing(sqlite3.connect(self.root / "mlflow.db")) as database:
+            locations = [Path(row[0]) for row in database.execute(query, (self.runs[run],))]
+        for location in locations:
+            for folder in self.root.glob(f"artifacts/*/models/{location.parent.name}/artifacts"):
+                for file in filter(Path.is_file, folder.rglob("*")):
+                    source = self.folder(run) / file.relative_to(folder)
+                    if source.exists():
+                        file.write_bytes(source.read_bytes())
+                    elif file.name == Artifact.SIGNATURE:
+                        file.unlink()
 
     def set(self, run: str, kind: str, name: str, value: object) -> None:
         """Change a tag, param, metric or column of a run in the database, or a tag of the version in the registry."""

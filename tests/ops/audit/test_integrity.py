@@ -409,6 +409,7 @@ def test_forged_and_missing_signatures_are_named(
     _, signed = signing.open_envelope(file.read_bytes())
     subjects = {subject["name"]: subject["digest"]["sha256"] for subject in signed["subject"]}
     file.write_bytes(signing.sign(subjects, signed["predicate"]))
+    logged.copy_to_model("fp32")
     monkeypatch.delenv(signing.KEY_VARIABLE)
 
     trusted = (str(logged.key),)

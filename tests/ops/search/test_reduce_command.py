@@ -159,6 +159,6 @@ def test_invalid_commands_are_refused():
 
 def test_a_broken_check_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     result = reduced(command("import a_module_that_is_not_there"))
-    assert result.whole == "error" and "a_module_that_is_not_there" in result.text()
+    assert result.whole == "error" and "a_module_that_is_not_there" in result.page()
     reduced(command("import sys; sys.exit('wrong path')"))
     assert "it may be broken" in caplog.text and "wrong path" in caplog.text
