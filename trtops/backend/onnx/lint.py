@@ -267,6 +267,7 @@ _NOISE = re.compile(
     r"Load model from .*? failed:|This is an invalid model\. |Error: |Failed to load model with error: "
     r"|Exception caught: |Exception during loading: |Node \(.*?\) Op \(.*?\) \[\w+InferenceError\]|In Node, .*, Error "
     r"|.*Status Message: |\S+\.cc:\d+ onnxruntime::.*\)|\n"
+    r"|, inferred types: index=.*"  # every type there is, in another order each time
 )
 
 
