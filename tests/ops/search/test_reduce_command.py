@@ -160,5 +160,7 @@ def test_invalid_commands_are_refused():
 def test_a_broken_check_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     result = reduced(command("import a_module_that_is_not_there"))
     assert result.whole == "error" and "a_module_that_is_not_there" in result.page()
+    result = reduced(command("open('another_name.onnx')"))  # such as Polygraphy's name for the model
+    assert result.whole == "error" and "another_name.onnx" in result.page()
     reduced(command("import sys; sys.exit('wrong path')"))
     assert "it may be broken" in caplog.text and "wrong path" in caplog.text
