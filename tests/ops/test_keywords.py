@@ -153,7 +153,7 @@ def test_equal_numbers_have_equal_digests() -> None:
 
 
 def test_everything_in_a_config_is_a_config() -> None:
-    """A record that is none would keep 0 where its field is a float, and take a text for a number."""
+    """Any other record would keep 0 where its field is a float, and take a text for a number."""
 
     def records(kind: Any) -> Iterator[type[Record]]:
         if isinstance(kind, type) and issubclass(kind, Record):

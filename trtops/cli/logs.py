@@ -112,7 +112,7 @@ def say(text: str) -> None:
 
 
 def log_line(text: str, severity: int = G_LOGGER.INFO) -> None:
-    """Print one of Polygraphy's lines on its stream, as the log writes it, unless nobody reads it."""
+    """Print one of Polygraphy's lines on its stream, as the log writes it, unless it has no reader."""
     if not _silent and not on_brief_terminal():
         G_LOGGER.print_line(text, severity)
 

@@ -86,7 +86,7 @@ def dtype_name(array: Array) -> str:
     return "str" if array.dtype.kind in "USaOT" else _name_of(array.dtype)
 
 
-_name_of = functools.cache(operator.attrgetter("name"))  # numpy makes the name anew each time
+_name_of = functools.cache(operator.attrgetter("name"))  # numpy makes the name again at each use
 
 
 def closest_name(name: str, index: int, names: Iterable[str]) -> str | None:

@@ -81,7 +81,7 @@ class BaseCompareFunc:
         raise NotImplementedError
 
     def thresholds_for(self, output_name: str) -> Threshold:
-        """The threshold of an output; by default there is none."""
+        """The threshold of an output; default: no threshold."""
         raise NotImplementedError
 
 

@@ -18,7 +18,7 @@ _BLOCK = 1 << 16  # pairs of letters: with the tables they fit into the processo
 def _tables() -> tuple[Any, Any]:
     """Return what two letters, read as one little-endian number, add to the first and to the last 12 of 24 bits.
 
-    The last of four bytes is not zero if a letter is none of base64.
+    The last of four bytes is not zero if a letter is not of base64.
     """
     import numpy as np
 

@@ -60,7 +60,7 @@ class RunResult(OpResult):
 
     @property
     def verdict_text(self) -> str:
-        """The verdict, or that there is none: one runner is compared with nothing."""
+        """The verdict; "none" if a single runner was compared with nothing."""
         return self.verdict if self.reasons or self.agreements else "none"
 
     @property
