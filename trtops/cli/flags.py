@@ -217,7 +217,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _unknown_options(self, words: Sequence[str]) -> list[str]:
-        """Return the words that look like options of another command."""
+        """Return the words that look like options, without those of this command."""
         before_check = itertools.takewhile(lambda word: word not in CHECKS, words)
         names = self._option_string_actions
         return [w for w in before_check if re.match("--[a-z]|-[a-z]$", w) and w.partition("=")[0] not in names]
