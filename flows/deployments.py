@@ -51,11 +51,10 @@ def deploy() -> None:
     left_out: set[str] = set()
     with get_client(sync_client=True) as client:
         try:
-            client.read_work_pools()
+            pools = {pool.name for pool in client.read_work_pools()}
         except Exception as exc:  # Prefect's, httpx's and pydantic's, for servers that are no Prefect server
             url = os.environ["PREFECT_API_URL"]
             raise errors.ConfigError(f"The Prefect server at {url} cannot be used: {exc}. {HINT}") from None
-        pools = {pool.name for pool in client.read_work_pools()}
         if not (has_gpu() or POOLS["gpu"] in pools or os.environ.get("TRTOPS_GPU")):
             left_out.add(POOLS["gpu"])
             print("No GPU here: deployments for GPUs are left out. To register them too: TRTOPS_GPU=1 make deploy")

@@ -53,8 +53,9 @@ def test_commands_and_calls_have_these_options(name: str) -> None:
                 line = re.sub(r"<[a-z ]+>", "8d6e3f1a", command)
                 words = shlex.split(re.split(r"[|&;>]", line)[0]) if line.startswith("trtops ") else []
                 if words and words[1:2] != ["team"]:
-                    found, rest = registry.find(words[1:])
-                    parser_of(found, load(found)).parse(rest)
+                    path, rest = registry.find(words[1:])
+                    assert path in registry.COMMANDS, line
+                    parser_of(path, load(path)).parse(rest)  # exits for an unknown option
         elif block.language == "python":
             _check_keywords(block.text)
 

@@ -227,7 +227,7 @@ def test_shell_lines_contain_no_password(folder: Path, capsys: pytest.CaptureFix
 
     assert "export PREFECT_API_URL=http://127.0.0.1:4201/api\n" in lines
     assert "export MLFLOW_TRACKING_URI=http://127.0.0.1:5001\n" in lines
-    assert f'PREFECT_API_AUTH_STRING="$({sys.executable} -m trtops.cli team password prefect --root {root})"' in lines
+    assert f'PREFECT_API_AUTH_STRING="$({access.program()} team password prefect --root {root})"' in lines
     assert state.mlflow_password not in lines and state.prefect_auth not in lines
 
 

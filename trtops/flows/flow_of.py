@@ -78,7 +78,7 @@ _ASSETS = {"convert": "engine", "promote": "engine", "calibrate": "calibration-c
 _NAMING = (
     "model", "models", "folder", "actual", "campaign_run", "run_id", "run", "runs", "resume", "precision", "backend",
 )  # fmt: skip
-_NAMING_OPTIONS = ("runs", "experiment", "folder", "experiments")
+_NAMING_OPTIONS = ("runs", "experiment", "folder")
 
 
 class VerdictError(Exception):

@@ -3,6 +3,7 @@
 import os
 import secrets
 import shlex
+import shutil
 import sys
 import urllib.parse
 from collections.abc import Mapping
@@ -37,6 +38,16 @@ MLFLOW_USER = "admin"
 _OTHER_SERVERS = ("PREFECT_API_", "PREFECT_PROFILE", "MLFLOW_", "TRTOPS_CREDENTIALS")
 
 
+def has_gpu() -> bool:
+    """True if this machine has a GPU of NVIDIA."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def program() -> str:
+    """How a shell starts trtops; it may not find ``trtops``, which an environment has in its own folder."""
+    return "trtops" if shutil.which("trtops") else f"{shlex.quote(sys.executable)} -m trtops.cli"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeamState(Record):
     """The configuration of the servers, and their passwords (not in ``repr``)."""
@@ -46,7 +57,7 @@ class TeamState(Record):
     # Or the address of a PostgreSQL server that has the databases prefect, mlflow and mlflow_auth.
     database: str = "sqlite"
     limit: int = 2  # flow runs at a time on the CPU worker
-    gpu: bool = field(default_factory=lambda: has_gpu())
+    gpu: bool = field(default_factory=has_gpu)
     prefect_password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     mlflow_password: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
@@ -79,11 +90,6 @@ class TeamState(Record):
     def hide(self, text: str) -> str:
         """Replace the passwords in a text."""
         return text.replace(self.mlflow_password, "***").replace(self.prefect_password, "***")
-
-
-def has_gpu() -> bool:
-    """True if this machine has a GPU of NVIDIA."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def team_folder(store: str | Path | None = None) -> Path:
@@ -139,10 +145,7 @@ def shell_lines(folder: Path) -> str:
     """The same as lines for a shell; they read Prefect's password instead of containing it."""
     variables = client_environment(folder, password=False)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    # The shell may not find `trtops`, which an environment has in its own folder.
-    command = shlex.join(
-        [sys.executable, "-m", "trtops.cli", "team", "password", "prefect", "--root", str(folder.parent)]
-    )
+    command = f"{program()} team password prefect --root {shlex.quote(str(folder.parent))}"
     return "\n".join([*lines, f'export PREFECT_API_AUTH_STRING="$({command})"'])
 
 

@@ -2,16 +2,12 @@
 
 # The package that starts servers imports Prefect, which takes a second. Help does not need it.
 
-import shlex
-import shutil
-import sys
-
 from trtops.cli import groups
 from trtops.cli.flags import Group, Options, flag
 from trtops.cli.jobs import Job, command, direct_command
 from trtops.cli.logs import say, say_json
 from trtops.cli.script import given
-from trtops.team.access import MLFLOW_USER, TeamState, shell_lines, started_state, team_folder
+from trtops.team.access import MLFLOW_USER, TeamState, program, shell_lines, started_state, team_folder
 
 _DEFAULT = "(default: as at the last start, or %s)"
 _ROOT = Group("servers", groups.ROOT)
@@ -46,9 +42,7 @@ def up(args: Options) -> Job:
         option = f" --root {folder.parent}" if root is not None else ""
         text = "\n".join(server.text for server in status)
         say(f"\n{text}\n\n`trtops team password` prints the passwords. To use the servers from this shell:\n")
-        # The shell may not find `trtops`, which an environment has in its own folder.
-        program = "trtops" if shutil.which("trtops") else f"{shlex.quote(sys.executable)} -m trtops.cli"
-        say(f'  eval "$({program} team env{option})"\n')
+        say(f'  eval "$({program()} team env{option})"\n')
         say("`make deploy` registers the deployments, `trtops team down` ends the servers.")
         return 0 if all(server.state == "up" for server in status) else 1
 
