@@ -13,7 +13,7 @@ public key as PEM text, in hexadecimal) and a ``dsseEnvelope`` around an in-toto
 ``https://model_signing/signature/v1.0``. Its ``predicate.resources`` list the name, ``sha256`` and digest of each file
 but the signature; the digest of its only subject is the SHA-256 of these digests as bytes, in their order. The
 signature is ECDSA on P-256 with SHA-256, in DER form, over ``DSSEv1 LEN TYPE LEN PAYLOAD``. ``model_signing verify key
-FOLDER --signature FOLDER/certificate.sig --public-key key.pub`` accepts it.
+FOLDER --signature FOLDER/certificate.sig --public_key key.pub`` accepts it.
 
 ``facts.json`` is an object. Digests are SHA-256 in hexadecimal; an absent value is null::
 

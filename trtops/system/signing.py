@@ -115,9 +115,9 @@ def _parsed(bundle: bytes) -> tuple[Mapping[str, Any], bytes, bytes, str]:
         statement = json.loads(payload)
         kinds = document["mediaType"], envelope["payloadType"], statement["_type"], statement["predicateType"]
         expected = BUNDLE_TYPE, PAYLOAD_TYPE, STATEMENT_TYPE, PREDICATE_TYPE
-        for kind, wanted in zip(kinds, expected):
-            if kind != wanted:
-                raise errors.SignatureError(f"The signature has {str(kind)[:80]!r}; expected {wanted!r}.")
+        for kind, expected_kind in zip(kinds, expected):
+            if kind != expected_kind:
+                raise errors.SignatureError(f"The signature has {str(kind)[:80]!r}; expected {expected_kind!r}.")
         resources = statement["predicate"]["resources"]
         if any(resource["algorithm"] != "sha256" for resource in resources):
             raise errors.SignatureError("The signature has digests of another kind; expected SHA-256.")
@@ -182,6 +182,6 @@ def _on_curve(key: Any, source: str | Path) -> Any:
     if name != "secp256r1":
         raise errors.ConfigError(
             f"{source} is a key of {name}; expected an elliptic curve key of P-256 "
-            "(openssl ecparam -genkey -name prime256v1 -noout -out key.pem)."
+            "(openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem)."
         )
     return key
