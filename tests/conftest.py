@@ -28,10 +28,8 @@ from trtops.system.locks import locked
 settings.register_profile("trtops", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trtops")
 
-STORE_VARIABLES = (
-    "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "PREFECT_API_URL", "TRTOPS_HOME",
-)  # fmt: skip
-for name in STORE_VARIABLES:
+STORE_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "TRTOPS_HOME")
+for name in (*STORE_VARIABLES, "PREFECT_API_URL"):
     os.environ.pop(name, None)
 
 # Threads of OpenBLAS spin for a tenth of a second in each of the hundreds of processes that tests start.
