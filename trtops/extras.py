@@ -14,6 +14,7 @@ _MODULES = {  # by extra; pyproject.toml lists the packages
     "dask": "prefect_dask",
     "team": "flask_wtf",
     "plots": "matplotlib",
+    "tasks": "pycocotools jiwer",
     "torch": "torch",
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules.split()}

@@ -119,24 +119,24 @@ def calibrate(
     None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int |
     None], None] | None = ..., calibration_data: DataSource | None = ..., algorithm: Literal['best', 'minmax',
     'entropy', 'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ...,
-    min_samples: int = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., output:
-    str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int =
-    ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str]
-    = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions |
-    TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
-    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
-    None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
-    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
-    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    min_samples: int = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] =
+    ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] =
+    ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ...,
+    options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
+    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
+    float]] = ..., golden: str | None = ..., metric: Sequence[str] = ..., labels: str | None = ..., loss: str | None
+    = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...,
+    plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check:
+    bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
 
 def compare(
     actual: str | PathLike[str], golden: str | PathLike[str], config: CompareConfig | CheckConfig = ..., *, tracker:
     Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None =
     ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int
-    = ..., val_range: Mapping[str, tuple[float, float]] = ..., labels: str | None = ..., tolerances: Tolerances |
-    None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., power: bool = ..., self_check: bool
-    | None = ...
+    = ..., val_range: Mapping[str, tuple[float, float]] = ..., metric: Sequence[str] = ..., labels: str | None =
+    ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ...,
+    latency_runs: int = ..., power: bool = ..., self_check: bool | None = ...
 ) -> CompareResult: ...
 
 def convert(
@@ -151,10 +151,10 @@ def convert(
     qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
     OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
     Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
-    float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str,
-    Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
-    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
-    Literal['onnxruntime', 'tensorrt'] = ...
+    float]] = ..., golden: str | None = ..., metric: Sequence[str] = ..., labels: str | None = ..., loss: str | None
+    = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...,
+    plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check:
+    bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> ConvertResult: ...
 
 def debug_build(
@@ -172,10 +172,10 @@ def debug_build(
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., check_seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
-    Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
-    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
-    None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: Sequence[str] = ..., labels: str |
+    None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ...,
+    latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
+    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> DebugBuildResult: ...
 
 def diff_tactics(
@@ -197,12 +197,12 @@ def gate(
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., power: bool = ...,
-    self_check: bool | None = ..., precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] |
-    Mapping[str, Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency:
-    LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy:
-    AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ...,
-    backend: Literal['onnxruntime', 'tensorrt'] = ...
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., check_metric: Sequence[str] = ..., labels:
+    str | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool | None = ..., precisions:
+    Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ...,
+    share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size:
+    SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ...,
+    precision_share: float | None = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult: ...
 
 def gate_all(
@@ -219,12 +219,12 @@ def gate_all(
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., power: bool = ...,
-    self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'],
-    Limits] | Mapping[str, Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ...,
-    latency: LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ...,
-    accuracy: AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool =
-    ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., check_metric: Sequence[str] = ..., labels:
+    str | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool | None = ..., policy_precisions:
+    Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ...,
+    share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size:
+    SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ...,
+    precision_share: float | None = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult | MatrixResult: ...
 
 def inspect_engines(

@@ -99,14 +99,14 @@ class CalibrateFlow(OpFlow[..., CalibrateResult]):
         self, model: str | PathLike[str], config: CalibrateConfig | None = ..., *, experiment: str | None = ...,
         backend: Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., algorithm:
         Literal['best', 'minmax', 'entropy', 'percentile'] | None = ..., percentile: float | None = ..., batch: int |
-        None = ..., samples: int | None = ..., min_samples: int | None = ..., compare_with: Sequence[Literal['fp32',
-        'fp16', 'bf16', 'fp8', 'int8']] | None = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile]
-        | None = ..., calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ...,
-        keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None =
-        ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str |
-        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None =
-        ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
+        None = ..., samples: int | None = ..., min_samples: int | None = ..., output: str | None = ..., profiles:
+        Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ..., calibration_fit:
+        Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
+        = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
+        TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
+        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
+        golden: str | None = ..., metric: Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ...,
+        tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
         Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
         ..., self_check: bool | None = ...
     ) -> CalibrateResult: ...
@@ -117,9 +117,9 @@ class CompareFlow(OpFlow[..., CompareResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, actual: str, golden: str, config: CompareConfig | None = ..., *, experiment: str | None = ..., data: str |
         None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., labels: str | None = ..., tolerances: Tolerances
-        | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., power: bool | None = ..., self_check:
-        bool | None = ...
+        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., metric: Sequence[str] | None = ..., labels: str
+        | None = ..., loss: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ...,
+        latency_runs: int | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CompareResult: ...
 
 compare: CompareFlow
@@ -137,9 +137,10 @@ class ConvertFlow(OpFlow[..., ConvertResult]):
         = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
         TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
         iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
-        golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
-        ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
-        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
+        golden: str | None = ..., metric: Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ...,
+        tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
+        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
+        ..., self_check: bool | None = ...
     ) -> ConvertResult: ...
 
 convert: ConvertFlow
@@ -159,10 +160,10 @@ class DebugBuildFlow(OpFlow[..., DebugBuildResult]):
         Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
         mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None =
         ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., check_seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None =
-        ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
-        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
-        ..., self_check: bool | None = ...
+        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str]
+        | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None = ..., warm_up:
+        int | None = ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ...,
+        min_precision_share: float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> DebugBuildResult: ...
 
 debug_build: DebugBuildFlow
@@ -192,11 +193,11 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
         None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] |
-        None = ..., golden: str | None = ..., labels: str | None = ..., power: bool | None = ..., self_check: bool |
-        None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ...,
-        builds: int | None = ..., share: float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None
-        = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ...,
-        interface: bool | None = ...
+        None = ..., golden: str | None = ..., check_metric: Sequence[str] | None = ..., labels: str | None = ..., loss:
+        str | None = ..., power: bool | None = ..., self_check: bool | None = ..., policy_precisions:
+        Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ..., builds: int | None = ..., share:
+        float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None = ..., size: SizeLimit | None =
+        ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ..., interface: bool | None = ...
     ) -> GateResult | MatrixResult: ...
 
 gate: GateFlow

@@ -120,7 +120,8 @@ class Metric:
     SELF_CHECK_BROKEN = ("self_check", "broken")  # number of relations that the engine breaks
     LATENCY = "latency"  # (LATENCY, "p50_ms") and so on
     ERROR = "error"  # (ERROR, statistic) of the worst output, and (ERROR, output, "max_abs")
-    ACCURACY = "accuracy"  # top-1 accuracy on labelled data
+    ACCURACY = "accuracy"  # (ACCURACY, metric) of a task, such as top1, and (ACCURACY, "golden_" + metric) of the model
+    LOSS = "loss"  # (LOSS, metric, "loss", "low" or "high"): what the engine loses of a metric, and its interval
     ITERATIONS = "iterations"  # (ITERATIONS, verdict): number of iterations
     DIFF = "diff"
     BISECT = "bisect"

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from trtops import errors
 from trtops.backend.ratio import Metric
 from trtops.comparator.report import Tolerances
+from trtops.comparator.tasks.scores import parse_loss
 from trtops.ops.engines.yaml_records import merge, read_yaml
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig
 from trtops.ops.gate.releases import HERE
@@ -60,7 +61,12 @@ class AccuracyLimit(Config):
     # Largest distance of an output from the accepted one, in noise widths; None for a retrained model.
     widths: float | None = 2.5
     widths_per_output: Mapping[str, float | None] = field(default_factory=dict)
-    top1_drop: float | None = 0.005  # largest loss of accuracy on labelled data, as a fraction of all samples
+    # Largest loss of a task metric on labelled data, compared with the accepted engine; points of the metric.
+    loss: str | None = "0.5%"
+
+    def __post_init__(self) -> None:
+        if self.loss is not None:
+            parse_loss(self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +108,8 @@ class Policy(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(
-    EngineConfig, uses={"check": "data input_shapes iterations seed val_range golden labels power self_check"}
+    EngineConfig,
+    uses={"check": "data input_shapes iterations seed val_range golden metric labels loss power self_check"},
 ):
     """One candidate, and its policy, with the tolerances.
 
