@@ -28,7 +28,7 @@ MetricName: TypeAlias = tuple[str, ...]
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
     "precision", "proof", "bisect", "promote", "deny", "build_list", "gate", "gate_builds", "gate_matrix",
-    "audit", "triage", "triage_step", "engine_diff",
+    "audit", "triage", "triage_step", "engine_diff", "choose",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -175,6 +175,8 @@ class Artifact:
     PRECISION_KEPT = "precision/exclude.txt"  # layers kept in higher precision, one name per line
     ACCURACY_RESULT = "accuracy/result.json"
     ACCURACY_TENSORS = "accuracy/tensors.json"
+    CHOOSE = "choose/result.json"  # candidates of a choice, also of an unfinished one
+    CHOOSE_PICTURE = "choose/latency_and_loss.svg"
     TRIAGE = "triage/steps.json"  # questions and answers of a triage
     TRIAGE_FILES = "triage/"  # the smallest failing case and its bundle
     BUILD_LIST = "build_list.json"  # the outcome of each build of a model list

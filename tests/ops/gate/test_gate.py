@@ -170,7 +170,7 @@ def test_each_exceeded_limit_is_the_only_refusal(again) -> None:
     findings = evaluate_measured(noisy, Policy())
     assert decide(findings) == "undecided"
     [text] = [finding.text for finding in findings if finding.outcome == "open"]
-    assert "a change of 5.0% needs about" in text and "use --metric cpu-time or instructions" in text
+    assert "a change of 5.0% needs about" in text and "use --clock cpu-time or instructions" in text
     # Without rounds nothing is known of the latency, unless both engines are the same.
     unmeasured = replace(again.measured, rounds=None)
     assert decide(evaluate_measured(unmeasured, Policy())) == "undecided"

@@ -237,7 +237,7 @@ def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
         text += f". This ratio is too close to the limit for this machine's noise of {ratio.noise:.1%}"
     metrics = [metric for metric in ("cpu-time", "instructions") if metric not in rounds.starts]
     wider = [f"allow {ratio.high - 1:.0%}"] if limit.ratio < ratio.high < 2 else []
-    advice = ["raise --minutes", "pin cores", *(["use --metric " + " or ".join(metrics)] if metrics else []), *wider]
+    advice = ["raise --minutes", "pin cores", *(["use --clock " + " or ".join(metrics)] if metrics else []), *wider]
     return Finding("latency", "open", f"{text}; {', '.join(advice)}")
 
 

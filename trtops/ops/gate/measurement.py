@@ -132,7 +132,7 @@ class Measurement:
         backend = self._open_release("candidate", config.release, device)
         build, accepted = run_step("build", self._candidate, backend, feeds)
         with self._ending("build"):
-            metrics, deciding = _metrics(config.metric, build.engine)
+            metrics, deciding = _metrics(config.clock, build.engine)
             process = EngineProcess(backend, build.engine, file, metrics)
             stack.callback(process.close)
             outputs = run_step("run", process.outputs)
@@ -177,7 +177,7 @@ class Measurement:
         )
         if self._limits.latency is not None and not measured.same_engine:
             threads = [compared.engine.options.get("intra_op_threads") for compared in (build, other)]
-            if config.metric == "auto" and threads[0] != threads[1]:
+            if config.clock == "auto" and threads[0] != threads[1]:
                 deciding = ("wall",)  # more threads may use more CPU time in less time
             self.measured = replace(measured, rounds=self._time(process, other_process, measured, deciding, threads[0]))
 

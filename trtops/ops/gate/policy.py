@@ -119,7 +119,7 @@ class GateConfig(
             precision and device.
         policy: What is accepted.
         minutes: Time limit of the whole gate, builds included. A candidate that is not decided by then is undecided.
-        metric: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
+        clock: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
             leaves it open, the CPU time of engines on the CPU. ``instructions`` needs hardware counters.
         release: Constraints file of pip for the release that builds and runs the candidate; this environment if empty.
         others: Those of releases that the accepted engine may need, which runs with its own.
@@ -141,7 +141,7 @@ class GateConfig(
     check: CheckConfig = field(default_factory=lambda: CheckConfig(iterations=4, latency_runs=0, plots="never"))
     policy: Policy = field(default_factory=Policy)
     minutes: float = 5.0
-    metric: Metric | Literal["auto"] = "auto"
+    clock: Metric | Literal["auto"] = "auto"
     release: str = setting(HERE, file="reads")
     others: tuple[str, ...] = setting((), file="reads")
     devices: tuple[str, ...] = ()
@@ -157,8 +157,8 @@ class GateConfig(
     def __post_init__(self) -> None:
         if not self.minutes > 0:
             raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
-        if self.metric in ("cpu-time", "instructions") and self.build.backend != "onnxruntime":
-            raise errors.ConfigError(f"The metric {self.metric} does not measure a GPU; expected auto or wall.")
+        if self.clock in ("cpu-time", "instructions") and self.build.backend != "onnxruntime":
+            raise errors.ConfigError(f"The clock {self.clock} does not measure a GPU; expected auto or wall.")
 
 
 def read_policy(path: str | Path) -> Policy:
