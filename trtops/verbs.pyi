@@ -127,10 +127,10 @@ def calibrate(
     ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ...,
     options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
     Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
-    float]] = ..., golden: str | None = ..., metric: Sequence[str] = ..., labels: str | None = ..., loss: str | None
-    = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...,
-    plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check:
-    bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str |
+    None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int =
+    ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ...,
+    self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
 
 def choose(
@@ -143,8 +143,8 @@ def choose(
     calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] =
     ..., qdq_rules: Sequence[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
     ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
-    None = ..., metric: Sequence[str] = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str,
-    Any] = ..., warm_up: int = ..., latency_runs: int = ...
+    None = ..., metric: DataSource | None = ..., labels: str | None = ..., tolerances: Tolerances | None |
+    Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...
 ) -> ChooseResult: ...
 
 def choose_all(
@@ -157,15 +157,15 @@ def choose_all(
     Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules:
     Sequence[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ...,
     iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None =
-    ..., metric: Sequence[str] = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] =
-    ..., warm_up: int = ..., latency_runs: int = ...
+    ..., metric: DataSource | None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str,
+    Any] = ..., warm_up: int = ..., latency_runs: int = ...
 ) -> ChooseResult | ChooseListResult: ...
 
 def compare(
     actual: str | PathLike[str], golden: str | PathLike[str], config: CompareConfig | CheckConfig = ..., *, tracker:
     Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None =
     ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int
-    = ..., val_range: Mapping[str, tuple[float, float]] = ..., metric: Sequence[str] = ..., labels: str | None =
+    = ..., val_range: Mapping[str, tuple[float, float]] = ..., metric: DataSource | None = ..., labels: str | None =
     ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ...,
     latency_runs: int = ..., power: bool = ..., self_check: bool | None = ...
 ) -> CompareResult: ...
@@ -182,10 +182,10 @@ def convert(
     qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
     OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
     Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
-    float]] = ..., golden: str | None = ..., metric: Sequence[str] = ..., labels: str | None = ..., loss: str | None
-    = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...,
-    plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check:
-    bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str |
+    None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int =
+    ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ...,
+    self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> ConvertResult: ...
 
 def debug_build(
@@ -203,9 +203,9 @@ def debug_build(
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., check_seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: Sequence[str] = ..., labels: str |
-    None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ...,
-    latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str
+    | None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
+    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
     power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> DebugBuildResult: ...
 
@@ -228,8 +228,8 @@ def gate(
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: Sequence[str] = ..., labels: str |
-    None = ..., loss: str | None = ..., power: bool = ..., self_check: bool | None = ..., precisions:
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str
+    | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool | None = ..., precisions:
     Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ...,
     share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size:
     SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ...,
@@ -250,8 +250,8 @@ def gate_all(
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: Sequence[str] = ..., labels: str |
-    None = ..., loss: str | None = ..., power: bool = ..., self_check: bool | None = ..., policy_precisions:
+    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str
+    | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool | None = ..., policy_precisions:
     Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ...,
     share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size:
     SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ...,

@@ -121,6 +121,11 @@ def parse_loss(text: str) -> float:
     return float(match[1]) / 100
 
 
+def metric_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one name or several as a tuple."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def task_metrics(names: Sequence[str]) -> list[TaskMetric]:
     """Return metrics by name: of a task, built in, of an entry point, or ``script.py:function``."""
     metrics = list[TaskMetric]()

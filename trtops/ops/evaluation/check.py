@@ -18,7 +18,7 @@ from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, comp
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import METRICS
 from trtops.comparator.tasks.outputs import TaskOutputs
-from trtops.comparator.tasks.scores import Decision, TaskScore, parse_loss, score_tasks, task_metrics
+from trtops.comparator.tasks.scores import Decision, TaskScore, metric_names, parse_loss, score_tasks, task_metrics
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
 from trtops.ops.evaluation.limits import NoiseLimits
@@ -77,7 +77,7 @@ class CheckConfig(DataConfig):
     """
 
     golden: str | None = setting(None, file="reads")
-    metric: tuple[str, ...] = ()
+    metric: tuple[str, ...] = setting((), convert=metric_names)
     labels: str | None = setting(None, file="reads")
     loss: str | None = None
     tolerances: Tolerances | None = None
