@@ -122,8 +122,11 @@ def parse_loss(text: str) -> float:
 
 
 def metric_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one name or several as a tuple."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    """Return one name or several as a tuple; ConfigError for anything else."""
+    several = (names,) if isinstance(names, str) else names
+    if not isinstance(several, (list, tuple)) or not all(isinstance(name, str) for name in several):
+        raise errors.ConfigError(f"found {names!r} ({type(names).__name__}); expected names of metrics")
+    return tuple(several)
 
 
 def task_metrics(names: Sequence[str]) -> list[TaskMetric]:

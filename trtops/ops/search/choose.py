@@ -26,11 +26,11 @@ from trtops.extras import installed
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert import ConvertConfig, convert
-from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.request import CommandData, check_names
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
-from trtops.ops.evaluation.check import CheckConfig, EngineConfig, evaluation_metrics
+from trtops.ops.evaluation.check import CheckConfig, EngineConfig, Evaluation, evaluation_metrics
 from trtops.ops.evaluation.data import DataConfig
+from trtops.ops.facts import Facts, SharedReads
 from trtops.ops.result import OnProgress, OpResult, model_file, op_run, run_step, tracker_or_default
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.record import Record, setting
@@ -38,7 +38,7 @@ from trtops.reports.document import Chart, Point, Section, Table, Tone
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tables import counted, size
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, Tracker, Verdict, run_id_of
+from trtops.tracking.base import Run, StoredRun, Tracker, Verdict, run_id_of
 
 Place: TypeAlias = Literal["cpu", "cuda", "tensorrt"]
 Outcome: TypeAlias = Literal["within", "beyond", "unproven", "error", "refused", "untried"]
@@ -140,12 +140,16 @@ class ChooseResult(OpResult):
 
     @property
     def because(self) -> tuple[str, ...]:
-        """How the chosen engine compares with the first one."""
+        """How the chosen engine compares with the fastest in FP32."""
         first = next((c for c in self.candidates if c.build.precision == "fp32" and c.p50_ms), None)
         if self.chosen is None or self.chosen.p50_ms is None:
             return self.reasons
         loss = "" if self.chosen.loss is None else f", {self._kind} {self.loss_text(self.chosen)}"
-        ratio = "" if first is None or first.p50_ms is None else f", {self.chosen.p50_ms / first.p50_ms:.2f} of FP32"
+        ratio = (
+            ""
+            if first is None or first.p50_ms is None
+            else f", {self.chosen.p50_ms / first.p50_ms:.2f} of the fastest FP32"
+        )
         return (f"the fastest within the limits: p50 {self.chosen.p50_ms:.3f} ms{ratio}{loss}",)
 
     @property
@@ -158,7 +162,7 @@ class ChooseResult(OpResult):
     @property
     def next_step(self) -> NextStep | None:
         """Promote the chosen engine."""
-        if self.chosen is None or not self.chosen.run_id:
+        if self.chosen is None or not self.run_id:
             return super().next_step
         return NextStep("runs promote", {"run": self.chosen.run_id})
 
@@ -309,7 +313,7 @@ def choose_all(
             if progress is not None:
                 progress(number, len(paths))
         list_result = ChooseListResult(title=f"choose {counted(len(paths), 'model')}", results=tuple(results))
-        return op.finish(list_result, artifact=schema.Artifact.CHOOSE)
+        return op.finish(list_result, artifact=schema.Artifact.CHOOSE_LIST)
 
 
 def _recorded(tracker: Tracker, run: str, model: Model) -> dict[str, Candidate]:
@@ -437,7 +441,7 @@ class _Choice:
         cache = self.config.calibration_cache if candidate.build.calibrates else None
         config = ConvertConfig(build=candidate.build, check=self.check, calibration_cache=cache, keep_model=False)
         result = convert(self.path, config, opened=self.data, built=keep_engine, **self.logged)
-        loss = _loss_of(result)
+        loss = _loss_of(result.evaluation)
         outcome: Outcome = {"good": "within", "unproven": "unproven"}.get(result.verdict, "beyond")  # type: ignore[assignment]
         reason = "; ".join(result.reasons[:2])
         if outcome == "within" and self.check.loss is None and not (loss or 0.0) <= self.config.max_loss:
@@ -507,11 +511,25 @@ class _Choice:
             self.candidates[c.label] = replace(c, p50_ms=1e3 * seconds)
 
 
-def _loss_of(result: ConvertResult) -> float | None:
+def _loss_of(evaluation: Evaluation) -> float | None:
     """Return the largest loss of a task metric, or else the largest relative error of an output."""
-    if result.evaluation.tasks:
-        return max(score.loss for score in result.evaluation.tasks)
-    return evaluation_metrics(result.evaluation).get((schema.Metric.ERROR, "nrmse"))
+    if evaluation.tasks:
+        return max(score.loss for score in evaluation.tasks)
+    return evaluation_metrics(evaluation).get((schema.Metric.ERROR, "nrmse"))
+
+
+def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+    """Compare the verdict and the latency with the result, and each candidate's loss with the numbers of its run."""
+    path = schema.Artifact.CHOOSE
+    result = ChooseResult.from_json(run.read_bytes(path))
+    facts.tag("verdict", schema.Tag.VERDICT, path, result.verdict)
+    if result.chosen is not None and result.chosen.p50_ms is not None:
+        facts.metric("p50", (schema.Metric.LATENCY, "p50_ms"), path, result.chosen.p50_ms)
+    for c in result.candidates:
+        data = shared.tracker.peek(c.run_id, schema.Artifact.ACCURACY) if c.run_id else None
+        if data is not None:
+            measured = _loss_of(Evaluation.from_json(data))
+            facts.add(f"loss of {c.label}", {path: c.loss, f"{schema.Artifact.ACCURACY} of run {c.run_id}": measured})
 
 
 def _with_settings(candidate: Candidate, model: Model) -> Iterable[tuple[str, BuildConfig]]:
