@@ -111,6 +111,7 @@ class OnnxRuntimeBackend:
             optimized = optimizer(choice.candidate)
             plan, (layers, choices) = optimized.plan, describe(optimized.graph, optimizer.model)
             optimizer.note_attempt(choice.candidate)
+        session_config = choice.candidate.session_config(rewritten.proto)
         # A replay, or timings from a cache, did not load the engine; one that does not load must fail here, not in use.
         if choice.candidate.id not in budget.loaded:
             open_plan(plan, options, provider_settings(options, choice.candidate))
@@ -121,7 +122,7 @@ class OnnxRuntimeBackend:
             _check_followed(replay, record)
         build = Build(
             spec=request.spec(environment, rewritten.data_sha256),
-            engine=pack(plan, choice.candidate, options, environment),
+            engine=pack(plan, choice.candidate, options, environment, session_config),
             tactics=record,
             layers=layers,
             timing_cache=timing_cache.to_bytes(),
