@@ -80,7 +80,7 @@ class OnnxRuntimeBackend:
         log = SessionLog()
         rewritten = _rewrite(model, config, caches.calibration, request.calibration_data, log)
         denied = caches.denied.here(environment)
-        budget = Budget(options.timing_seconds)
+        budget, search, gain = Budget(options.timing_seconds), None, ""
         with Optimizer(rewritten.proto, options, log, caches.attempt_file) as optimizer:
 
             def why_denied(candidate: Candidate, applicable: tuple[str, ...]) -> str | None:
@@ -97,7 +97,7 @@ class OnnxRuntimeBackend:
                         f"The tactic record cannot be replayed: {refusal}. Allow it, or replay another record."
                     )
             else:
-                choice = Search(
+                search = Search(
                     optimizer=optimizer,
                     measurement=Measurement(optimizer, options, budget),
                     model_sha256=rewritten.sha256,
@@ -107,8 +107,12 @@ class OnnxRuntimeBackend:
                     feed=timing_feed or {},
                     log=log,
                     avoid=frozenset(caches.avoid),
-                ).run(to_vary, seed=options.tactic_seed, why_denied=why_denied)
+                )
+                choice = search.run(to_vary, seed=options.tactic_seed, why_denied=why_denied)
             optimized = optimizer(choice.candidate)
+            if rewritten.quantization is not None and search is not None and options.tactics is None:
+                # Timings of a cache are repeated without timing anything.
+                gain = search.gain_over_fp32(model.proto(lean=True), optimized) if caches.timing is None else ""
             plan, (layers, choices) = optimized.plan, describe(optimized.graph, optimizer.model)
             optimizer.note_attempt(choice.candidate)
         session_config = choice.candidate.session_config(rewritten.proto)
@@ -129,6 +133,7 @@ class OnnxRuntimeBackend:
             timing_cache_use=choice.cache_use,
             skipped=choice.skipped,
             tuning=choice.tuning,
+            gain=gain,
             denied=choice.denied,
             calibration_cache=rewritten.calibration_cache,
             quantization=rewritten.quantization,

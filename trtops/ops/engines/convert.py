@@ -217,6 +217,7 @@ def _build_and_evaluate(
         crashed=crashed,
         skipped=build.skipped,
         tuning=build.tuning,
+        gain=build.gain,
         left_out=build.left_out,
         fallback=build.fallback,
         carried=carried,
