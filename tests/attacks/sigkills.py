@@ -1,10 +1,10 @@
 """Commands and flows killed or interrupted at random moments: ``python -m tests.attacks.sigkills --kills 1000``.
 
 Each case is a command line in a folder of its own with a store, run as a process that is killed at a moment that
-follows from the case's number; a flow runs in a forked child. With ``--signals SIGINT`` all its processes get Ctrl-C,
-and the command must then end with exit code 130 and without a traceback. Then ``store reap`` clears up and the line is run to its end. Failures are: a finished
-run that is damaged or gone (lost); an iteration that counts twice (doubled); processes, temporary files, open runs, and
-unannounced files in the working folder (left).
+follows from the case's number; a flow runs in a forked child. With ``--signals SIGINT`` all processes of the line get
+Ctrl-C, and it must end with exit code 130 and without a traceback. Then ``store reap`` clears up and the line is run to
+its end. Failures are: a finished run that is damaged or gone (lost); an iteration that counts twice (doubled);
+processes, temporary files, open runs, and unannounced files in the working folder (left).
 """
 
 import argparse
