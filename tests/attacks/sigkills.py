@@ -1,10 +1,10 @@
 """Commands and flows killed or interrupted at random moments: ``python -m tests.attacks.sigkills --kills 1000``.
 
-Each case is a command line in a folder of its own with a store, run as a process that is killed at a moment that
-follows from the case's number; a flow runs in a forked child. With ``--signals SIGINT`` all processes of the line get
-Ctrl-C, and it must end with exit code 130 and without a traceback. Then ``store reap`` clears up and the line is run to
-its end. Failures are: a finished run that is damaged or gone (lost); an iteration that counts twice (doubled);
-processes, temporary files, open runs, and unannounced files in the working folder (left).
+Each case is a command line in a folder of its own with a store, run in a forked child that is killed at a moment that
+follows from the case's number. Every fifth command, and each with a Ctrl-C (``--signals SIGINT``), is a process of its
+own, as users start it; the Ctrl-C must end it with exit code 130 and without a traceback. Then ``store reap`` clears up
+and the line is run to its end. Failures are: a finished run that is damaged or gone (lost); an iteration that counts
+twice (doubled); processes, temporary files, open runs, and unannounced files in the working folder (left).
 """
 
 import argparse
@@ -31,6 +31,7 @@ from tests import campaigns, models
 from tests.servers import MlflowServer
 from tests.stores import set_root
 from trtops import errors, tables
+from trtops.cli.main import main
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.tracking.check import reap, remove_leftovers
 from trtops.tracking.schema import Tag
@@ -72,6 +73,9 @@ FLOWS = (
 RESUMABLE = "trtops_debug"
 """Part of the names of what a killed search keeps in the working folder, to be resumed."""
 
+IMPORT_SECONDS = 3.0
+"""That a process of its own takes to import libraries."""
+
 SERVED = 0.1
 """Share of cases with a server, which may be killed as well."""
 
@@ -89,8 +93,11 @@ def enter(folder: Path) -> None:
         os.environ["MLFLOW_TRACKING_URI"] = (folder / "server").read_text()
 
 
-def start(line: str, folder: Path) -> Any:
-    """Start a child that runs a line, in a session of its own, with its output in ``output``."""
+def start(line: str, folder: Path, *, real: bool = False) -> Any:
+    """Start a child that runs a line, in a session of its own, with its output in ``output``.
+
+    A ``real`` command is a new process with its own supervisor.
+    """
 
     def work() -> None:
         os.setsid()
@@ -104,6 +111,8 @@ def start(line: str, folder: Path) -> Any:
                 from trtops import flows
 
                 code = int(eval(line, {"flows": flows}).verdict != "good")
+            elif not real:
+                code = main(line.split())
             else:
                 os.execv(sys.executable, [sys.executable, "-m", "trtops", *line.split()])
         except errors.TrtopsError as exc:
@@ -277,8 +286,9 @@ def try_case(
     with copy_of(base, base.parent / f"case-{number}") as folder, server_for(folder, with_server) as server:
         before = in_child(finished_runs, folder)
         kill = random.choice(signals)
-        child = start(line, folder)
-        child.join(random.uniform(0, 1.1 * seconds))
+        real = kill is signal.SIGINT or number % 5 == 0
+        child = start(line, folder, real=real)
+        child.join(random.uniform(0, 1.1 * seconds + IMPORT_SECONDS * real))
         if server is not None and random.random() < 0.7:
             server.kill()
         was_running = child.exitcode is None
