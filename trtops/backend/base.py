@@ -228,6 +228,13 @@ class EngineBackend(Protocol):
         """
         ...
 
+    def adopt(self, plan: bytes, model: Model, config: BuildConfig) -> Build:
+        """Return a build with an engine that another program built of a model, with what can be read from it.
+
+        Its spec names what is not known. Profiles are those of the engine. EngineLoadError if it does not load here.
+        """
+        ...
+
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
     ) -> BaseRunner:

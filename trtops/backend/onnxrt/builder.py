@@ -18,6 +18,7 @@ from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
 from trtops.backend.onnxrt import device, tactics
+from trtops.backend.onnxrt.adopt import adopt
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack, provider_settings
 from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.log import SessionLog
@@ -143,6 +144,11 @@ class OnnxRuntimeBackend:
         if build.fallback and not options.cpu_fallback:
             raise errors.EngineBuildError(f"{build.fallback}. Allow cpu_fallback, or rewrite these nodes.")
         return build
+
+    def adopt(self, plan: bytes, model: Model, config: BuildConfig) -> Build:
+        """Return a build with an engine built elsewhere; see :meth:`trtops.backend.base.EngineBackend.adopt`."""
+        _checked_options(config)
+        return adopt(plan, model, config)
 
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False
