@@ -44,6 +44,8 @@ from trtops.ops.engines.request import CommandData
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.exporting import ExportConfig
+from trtops.ops.exporting import ExportResult
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.policy import AccuracyLimit
@@ -183,6 +185,12 @@ def diff_tactics(
     str | None = ..., tags: Mapping[str, str] = ..., folder: str | None = ..., good: str | None = ..., bad: str |
     None = ..., by: Literal['tactic', 'format', 'precision', 'algorithm'] = ..., confidence: float = ...
 ) -> DiffTacticsResult: ...
+
+def export(
+    run: str, config: ExportConfig = ..., *, tracker: Tracker | None = ..., triton: str | None = ..., name: str |
+    None = ..., max_batch: int | None = ..., queue_microseconds: int = ..., instances: int = ..., labels: str | None
+    = ..., allow_unproven: bool = ..., allow_scripts: bool = ..., materials: str | None = ...
+) -> ExportResult: ...
 
 def gate(
     model: str | PathLike[str], config: GateConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =

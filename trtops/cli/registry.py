@@ -29,6 +29,7 @@ COMMANDS: dict[Path, str] = {
     ("compare",): "compare two runs, engines, models or saved outputs",
     ("triage",): "find out why an engine is bad, question by question, down to the smallest case",
     ("report",): "write a run as one HTML page",
+    ("export",): "write an engine into a Triton model repository, with a client that checks the server",
     ("gate",): "compare a candidate with the accepted engine, and accept or reject it",
     ("sensitivity",): "measure what each layer costs in INT8",
     ("inspect", "model"): "show an ONNX model, a TensorRT network or an engine",

@@ -48,6 +48,9 @@ from trtops.ops.evaluation.check import CheckConfig as CheckConfig
 from trtops.ops.evaluation.data import DataConfig as DataConfig
 from trtops.ops.evaluation.limits import default_tolerances as default_tolerances
 from trtops.ops.evaluation.limits import tolerances_for as tolerances_for
+from trtops.ops.exporting import ExportConfig as ExportConfig
+from trtops.ops.exporting import ExportResult as ExportResult
+from trtops.ops.exporting import export as export
 from trtops.ops.gate.matrix import MatrixResult as MatrixResult
 from trtops.ops.gate.matrix import gate_all as gate_all
 from trtops.ops.gate.policy import GateConfig as GateConfig

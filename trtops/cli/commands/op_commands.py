@@ -196,6 +196,22 @@ def report(args: Options) -> Job:
 
 
 @command(
+    Group("run", flag("run", "a build's run, or an iteration's")),
+    configs.config_flags("repository", "ExportConfig", {"triton": "--triton", "max_batch": "--max-batch"}),
+    groups.STORE,
+    groups.JSON,
+    examples=("trtops export 8d6e3f1a --triton models --max-batch 8",),
+)
+def export(args: Options) -> Job:
+    """Write a good engine into a Triton model repository, as the next version of a model.
+
+    Triton batches only where the optimization profiles take the batches and the self-check holds. The folder `client`
+    next to the versions has a script that repeats the verdict on a running server.
+    """
+    return op_job(args, "export", args.run, configs.make(args, "ExportConfig"), store="reads")
+
+
+@command(
     groups.ONNX_MODEL,
     Group(
         "measuring",
