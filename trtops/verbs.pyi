@@ -46,6 +46,8 @@ from trtops.ops.engines.request import CommandData
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.exporting import ExportConfig
+from trtops.ops.exporting import ExportResult
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.policy import AccuracyLimit
@@ -197,6 +199,12 @@ def evaluate(
     Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
     None = ...
 ) -> EvaluateResult: ...
+
+def export(
+    run: str, config: ExportConfig = ..., *, tracker: Tracker | None = ..., triton: str | None = ..., name: str |
+    None = ..., max_batch: int | None = ..., queue_microseconds: int = ..., instances: int = ..., labels: str | None
+    = ..., allow_unproven: bool = ..., allow_scripts: bool = ..., materials: str | None = ...
+) -> ExportResult: ...
 
 def gate(
     model: str | PathLike[str], config: GateConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
