@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+
+pytest.importorskip("tritonclient.grpc")  # it is among the requirements of the tests
 from tritonclient.grpc import model_config_pb2
 
 import trtops
