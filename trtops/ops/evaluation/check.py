@@ -20,7 +20,9 @@ from trtops.comparator.results import RunResults
 from trtops.comparator.table import METRICS
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
+from trtops.backend.torch.export import export_of
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
+from trtops.ops.evaluation.export_check import ExportCheck, check_export
 from trtops.ops.evaluation.limits import NoiseLimits
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
@@ -147,6 +149,7 @@ class Evaluation(Record):
     noise: NoiseLimits | None = None  # the model's own noise, from which the limits are derived; None if they are given
     self_check: SelfCheck | None = None
     foreign_golden: str = ""  # why given golden outputs are not those of the model; empty if they are
+    export: ExportCheck | None = None  # of a PyTorch model, compared with its export
 
     @property
     def verdict(self) -> Verdict:
@@ -154,6 +157,8 @@ class Evaluation(Record):
 
         ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
+        if self.export is not None and self.export.verdict == "bad":
+            return "bad"
         if self._rounding_explains:
             return "unproven"
         if self._faults or not self.report:
@@ -163,9 +168,10 @@ class Evaluation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is not good, one sentence each."""
+        lost = () if self.export is None else self.export.reasons
         if self._rounding_explains:
-            return (self._unproven or _ONLY_RANDOM, *self._faults)
-        return self._faults or ((self._unproven,) if self.report and self._unproven else ())
+            return (*lost, self._unproven or _ONLY_RANDOM, *self._faults)
+        return (*lost, *(self._faults or ((self._unproven,) if self.report and self._unproven else ())))
 
     @property
     def _unproven(self) -> str:
@@ -321,6 +327,7 @@ def assess(
             undefined=undefined.reasons,
             constant=seen.covered.constant_outputs(theirs),
         )
+    export = None if right is None or feeds is None else export_of(right.model.path)
     # Labels are for the given data, not for its copies at other shapes.
     accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, data_iterations)
     return Evaluation(
@@ -330,6 +337,7 @@ def assess(
         evidence=evidence,
         noise=noise,
         foreign_golden=foreign,
+        export=None if export is None else run_step("check export", check_export, export, right.model, feeds),
     )
 
 
@@ -495,7 +503,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
         lines += [evaluation.evidence.coverage(), ""]
     if evaluation.latency is not None:
         lines += [f"Latency: {evaluation.latency.text()}.", ""]
-    for part in (evaluation.computed, evaluation.emulated, evaluation.self_check):
+    for part in (evaluation.export, evaluation.computed, evaluation.emulated, evaluation.self_check):
         if part is not None:
             lines += [part.sentence(), ""]
     if evaluation.accuracy is not None:

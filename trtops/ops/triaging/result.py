@@ -24,7 +24,7 @@ Kind: TypeAlias = Literal[
 @dataclass(frozen=True, kw_only=True)
 class TriageConfig(
     EngineConfig,
-    uses={"check": "data input_shapes iterations seed val_range golden tolerances min_precision_share self_check"},
+    uses={"check": "data input_shapes input_dtypes iterations seed val_range golden tolerances min_precision_share self_check"},
 ):
     """The engine to triage, the data, and the limits of the search.
 
