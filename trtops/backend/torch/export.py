@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,11 @@ def export(model: TorchModel, example: Example, opset: int | None = None) -> Exp
     Axes that the module fixes become static, and are named by the result. InvalidModelError names what cannot be
     exported, and where.
     """
-    import onnxscript
     import torch
 
     shapes = {name: [str(array.dtype), *array.shape] for name, array in example.arrays.items()}
     dynamic = {name: list(axes) for name, axes in example.dynamic.items()}
-    releases = (torch.__version__, onnxscript.__version__, ".".join(map(str, sys.version_info[:2])))
+    releases = (torch.__version__, version("onnxscript"), ".".join(map(str, sys.version_info[:2])))
     key = json.dumps([_FORMAT, model.digest(), shapes, dynamic, opset, releases])
     folder = export_folder() / hashlib.sha256(key.encode()).hexdigest()[:32]
     path = folder / f"{model.name}.onnx"
@@ -145,7 +145,11 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
 def _quiet() -> Iterator[None]:
     """Leave out the exporter's progress, warnings and graphs."""
     disabled = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         logging.disable(logging.ERROR)
         try:

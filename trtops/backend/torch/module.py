@@ -49,6 +49,7 @@ class TorchModel:
     module: Any
     program: Any = None  # torch.export.ExportedProgram
     file: Path | None = field(default=None, compare=False)  # of a program
+    is_object: bool = False  # of Python, which no command can name
 
     @classmethod
     def open(cls, value: Any) -> TorchModel:
@@ -57,7 +58,8 @@ class TorchModel:
         import torch
 
         source, name, file = type(value).__name__, type(value).__name__, None
-        if isinstance(value, (str, os.PathLike)):
+        is_object = not isinstance(value, (str, os.PathLike))
+        if not is_object:
             source = os.fspath(value)
             script = _SCRIPT.fullmatch(source)
             path = Path(source if script is None else script[1])
@@ -80,14 +82,14 @@ class TorchModel:
                 except Exception as exc:
                     raise errors.InvalidModelError(f"{source} is not a program of torch.export: {exc}") from None
         if isinstance(value, torch.export.ExportedProgram):
-            return cls(source, name, value.module(check_guards=False), value, file)
+            return cls(source, name, value.module(check_guards=False), value, file, is_object)
         if isinstance(value, torch.jit.ScriptModule) or not isinstance(value, torch.nn.Module):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             raise errors.ConfigError(f"{source} is a {kind}; expected a torch.nn.Module or a program of torch.export.")
         module = _copied(value)
         if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in _tensors(module)):
             module = copy.deepcopy(module).float()
-        return cls(source, name, module.cpu().eval())
+        return cls(source, name, module.cpu().eval(), is_object=is_object)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -145,7 +147,9 @@ class TorchModel:
             with torch.no_grad():
                 outputs = self._call(module, tensors)
         except Exception as exc:
-            raise errors.InferenceError(f"The module of {self.source} does not run: {type(exc).__name__}: {exc}") from exc
+            raise errors.InferenceError(
+                f"The module of {self.source} does not run: {type(exc).__name__}: {exc}"
+            ) from exc
         return {name: from_torch(tensor).copy() for name, tensor in named_tensors(outputs)}
 
     def example(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -196,7 +200,12 @@ class TorchModel:
         """The batch normalizations of a program that compute as in training, by path."""
         paths = []
         for node in () if self.program is None else self.program.graph.nodes:
-            if "batch_norm" in str(node.target) and len(node.args) > 5 and node.args[5] is True and node.args[3] is not None:
+            if (
+                "batch_norm" in str(node.target)
+                and len(node.args) > 5
+                and node.args[5] is True
+                and node.args[3] is not None
+            ):
                 stack = list(node.meta.get("nn_module_stack", {}).values())
                 paths.append(f"module {stack[-1][0]!r}" if stack else node.name)
         return paths

@@ -13,6 +13,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
+from trtops.backend.torch.export import export_of
 from trtops.calibration.data import data_source
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
@@ -20,7 +21,6 @@ from trtops.comparator.results import RunResults
 from trtops.comparator.table import METRICS
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
-from trtops.backend.torch.export import export_of
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
 from trtops.ops.evaluation.export_check import ExportCheck, check_export
 from trtops.ops.evaluation.limits import NoiseLimits
@@ -295,6 +295,8 @@ def assess(
             name, [output.name for output in report.outputs], "The tolerances are for an output that does not exist:"
         )
     evidence, data_iterations, foreign = None, report.iterations, ""
+    export = None if right is None or feeds is None else export_of(right.model.path)
+    exported = None if export is None else run_step("check export", check_export, export, right.model, feeds)
     elements = sum(statistics.elements for statistics in report.statistics.values())
     if right is not None and config.golden is not None and not report:
         model_report = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)
@@ -326,8 +328,8 @@ def assess(
             blind=seen.covered.blind(theirs),
             undefined=undefined.reasons,
             constant=seen.covered.constant_outputs(theirs),
+            export="" if exported is None else exported.sentence(),
         )
-    export = None if right is None or feeds is None else export_of(right.model.path)
     # Labels are for the given data, not for its copies at other shapes.
     accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, data_iterations)
     return Evaluation(
@@ -337,7 +339,7 @@ def assess(
         evidence=evidence,
         noise=noise,
         foreign_golden=foreign,
-        export=None if export is None else run_step("check export", check_export, export, right.model, feeds),
+        export=exported,
     )
 
 
@@ -503,7 +505,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
         lines += [evaluation.evidence.coverage(), ""]
     if evaluation.latency is not None:
         lines += [f"Latency: {evaluation.latency.text()}.", ""]
-    for part in (evaluation.export, evaluation.computed, evaluation.emulated, evaluation.self_check):
+    for part in (evaluation.computed, evaluation.emulated, evaluation.self_check):
         if part is not None:
             lines += [part.sentence(), ""]
     if evaluation.accuracy is not None:

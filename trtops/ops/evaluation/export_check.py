@@ -239,7 +239,9 @@ def _training(export: Export, model: Model, feed: Arrays, outputs: Arrays) -> It
     elif is_random and not random_nodes(model.structure()):
         yield _trains("the module draws random numbers that the export does not have", export.model.source)
     for place in export.model.training():
-        yield _trains(f"training mode was left on: batch normalization at {place} uses the statistics of its batch", place)
+        yield _trains(
+            f"training mode was left on: batch normalization at {place} uses the statistics of its batch", place
+        )
 
 
 def _trains(text: str, place: str) -> Loss:
@@ -254,9 +256,7 @@ def _state(export: Export, feed: Arrays, outputs: Arrays) -> Iterator[Loss]:
             yield Loss(kind="state", text=text, place=path)
 
 
-def _wrong_values(
-    export: Export, model: Model, feed: Arrays, outputs: Arrays, report: ComparisonReport
-) -> Loss:
+def _wrong_values(export: Export, model: Model, feed: Arrays, outputs: Arrays, report: ComparisonReport) -> Loss:
     """The inputs that are exchanged, or the first part of the module that differs."""
     names = [spec.name for spec in model.info.inputs]
     for first, second in itertools.combinations(names, 2):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from trtops import errors
-from trtops.backend.torch.module import TorchModel, is_torch_model
+from trtops.backend.torch.module import TorchModel
 from trtops.calibration.data import ArraysInMemory
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import Feeds, open_feeds
@@ -19,19 +19,20 @@ from trtops.spec import OptimizationProfile
 
 if TYPE_CHECKING:
     from trtops.backend.runner import Feed
-    from trtops.backend.torch.export import Example, Export
+    from trtops.backend.torch.export import Example
 
 C = TypeVar("C")
 
 _FEEDS = 64  # whose shapes decide which axes of given data are dynamic
 
 
-def exported(source: Any, config: C) -> tuple[Path, C]:
+def exported(source: Any, config: C, profiles: Sequence[OptimizationProfile] = ()) -> tuple[Path, C]:
     """Export a PyTorch model with the inputs of a config.
 
     Args:
         source: A module, a program, ``script.py:function``, or a ``.pt2`` file.
         config: The config of an op, with data, shapes and profiles; other values count as none.
+        profiles: Optimization profiles of a config without a build.
 
     Returns:
         The exported file, and the config, whose data is not opened again.
@@ -43,7 +44,7 @@ def exported(source: Any, config: C) -> tuple[Path, C]:
     build = getattr(config, "build", None)
     data = getattr(check, "data", None) or getattr(config, "calibration_data", None)
     feeds = None if data is None else open_feeds(data, TensorMetadata())
-    profiles = () if build is None else build.profiles
+    profiles = profiles if build is None else build.profiles
     shapes, types = getattr(check, "input_shapes", {}), getattr(check, "input_dtypes", {})
     example = _example(model, feeds, shapes, types, profiles)
     result = export(model, example, None if build is None else _opset(build.backend))
