@@ -199,7 +199,7 @@ def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
 
 
 def export_torch(args: Options, *, scripts: bool) -> None:
-    """Put an exported file in the place of a PyTorch model; ``scripts`` are TensorRT networks unless they are models."""
+    """Put an exported file in the place of a PyTorch model; with ``scripts``, a script is one, and no network."""
     kind = None if args.model_file is None else loading.model_type(args)
     if kind == "torch" or (scripts and kind == "trt-network-script" and ".py:" in args.model_file):
         from trtops.ops.evaluation.torch_models import exported

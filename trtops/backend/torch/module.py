@@ -275,6 +275,7 @@ def _sources(kinds: Mapping[type, None]) -> Iterator[bytes]:
             for function in vars(kind).values():
                 if isinstance(function, types.FunctionType):
                     yield repr((function.__code__.co_code, function.__code__.co_consts)).encode()
-    for module in sorted(map(str, filter(None, (getattr(m, "__file__", None) for m in [*sys.modules.values()])))):
-        if os.path.dirname(os.path.abspath(module)) in folders and os.path.isfile(module):
-            yield Path(module).read_bytes()
+    files = {str(getattr(module, "__file__", None)) for module in [*sys.modules.values()]}
+    for path in sorted(files):
+        if os.path.dirname(os.path.abspath(path)) in folders and os.path.isfile(path):
+            yield Path(path).read_bytes()

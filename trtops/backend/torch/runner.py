@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TorchRunner(BaseRunner):
-    """Runs the module of an exported file: eager, in FP32, in evaluation mode. Each inference has a fresh copy of it."""
+    """Runs the module of an exported file, a fresh copy for each inference: eager, in FP32, in evaluation mode."""
 
     def __init__(self, path: str, name: str | None = None) -> None:
         """Name the file, which this process exported."""

@@ -157,8 +157,8 @@ class Evaluation(Record):
 
         ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
-        if self.export is not None and self.export.verdict == "bad":
-            return "bad"
+        if self.export is not None and self.export.verdict != "good":
+            return self.export.verdict
         if self._rounding_explains:
             return "unproven"
         if self._faults or not self.report:
@@ -296,7 +296,9 @@ def assess(
         )
     evidence, data_iterations, foreign = None, report.iterations, ""
     export = None if right is None or feeds is None else export_of(right.model.path)
-    exported = None if export is None else run_step("check export", check_export, export, right.model, feeds)
+    exported = None
+    if export is not None and right is not None and feeds is not None:
+        exported = run_step("check export", check_export, export, right.model, feeds)
     elements = sum(statistics.elements for statistics in report.statistics.values())
     if right is not None and config.golden is not None and not report:
         model_report = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from trtops.backend.runner import Feed
     from trtops.backend.torch.export import Example
 
-C = TypeVar("C")
 
 _FEEDS = 64  # whose shapes decide which axes of given data are dynamic
 
 
-def exported(source: Any, config: C, profiles: Sequence[OptimizationProfile] = ()) -> tuple[Path, C]:
+def exported(source: Any, config: Any, profiles: Sequence[OptimizationProfile] = ()) -> tuple[Path, Any]:
     """Export a PyTorch model with the inputs of a config.
 
     Args:

@@ -30,7 +30,7 @@ from trtops.tracking.builds import find_model, log_materials
 class PromoteConfig(
     Config,
     uses={
-        "check": "data input_shapes input_dtypes iterations seed val_range golden labels tolerances warm_up latency_runs "
+        "check": "data input_shapes iterations seed val_range golden labels tolerances warm_up latency_runs "
         "min_precision_share power self_check"
     },
 ):

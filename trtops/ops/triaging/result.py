@@ -18,14 +18,16 @@ Kind: TypeAlias = Literal[
     "model", "build", "intermittent", "tactic", "overflow", "underflow", "cancellation", "rounding", "range",
     "quantization", "builder", "export",
 ]  # fmt: skip
-"""Kinds of faults. ``export`` is one of the way from PyTorch to ONNX, ``model`` is any fault of the model other than those listed before it."""
+"""Kinds of faults. ``model`` is any fault of the model other than those listed before it, ``export`` one of the way
+from PyTorch to ONNX."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriageConfig(
     EngineConfig,
     uses={
-        "check": "data input_shapes input_dtypes iterations seed val_range golden tolerances min_precision_share self_check"
+        "check": "data input_shapes input_dtypes iterations seed val_range golden tolerances min_precision_share "
+        "self_check"
     },
 ):
     """The engine to triage, the data, and the limits of the search.
