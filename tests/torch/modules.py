@@ -293,11 +293,11 @@ RIGHT = {
 }  # fmt: skip
 
 
-class Ramp(nn.Module):
-    """A constant of numpy, of the input's size."""
+class Rows(nn.Module):
+    """A list of Python, of the input's rows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.from_numpy(np.ones(x.shape[1], np.float32))
+        return torch.stack(list(x)).cumsum(0)
 
 
 class Inner(nn.Module):
@@ -413,8 +413,8 @@ class Norm(nn.Module):
 
 SEQUENCE, ROWS = {"x": floats(4, 6, 6)}, {"x": floats(4, 6)}
 LOST = {
-    "ramp": Case(Ramp, ROWS, {"x": (1,)}, "constant", "modules.py"),
-    "inner ramp": Case(lambda: nn.Sequential(Ramp()), ROWS, {"x": (1,)}, "constant", "module 0"),
+    "rows": Case(Rows, ROWS, BATCH, "constant", "modules.py"),
+    "inner rows": Case(lambda: Inner(Rows()), ROWS, BATCH, "constant", "module inner"),
     "branch": Case(Branch, ROWS, BATCH, "constant", "modules.py"),
     "inner branch": Case(lambda: Inner(Branch()), ROWS, BATCH, "constant", "module inner"),
     "parity": Case(Parity, ROWS, BATCH, "constant", "modules.py"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+import trtops
 from tests.torch import modules
 from tests.torch.modules import Case
 from trtops.backend.onnx.model import Model
@@ -121,3 +122,39 @@ def test_dropped_input_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = {"x": modules.floats(2, 5), "y": modules.floats(2, 5, seed=1)}
     [loss] = checked(Case(modules.TwoInputs, inputs)).losses
     assert (loss.kind, loss.place) == ("input", "y") and "missing" in loss.text
+
+
+def test_both_stages_are_in_the_verdict(tmp_path: Path) -> None:
+    script = tmp_path / "nets.py"
+    script.write_text(Path(modules.__file__).read_text() + "\ndef make():\n    return ResidualNet()\n")
+    np.savez(tmp_path / "feed.npz", x=modules.floats(4, 3, 16, 16))
+    config = trtops.ConvertConfig(check=trtops.CheckConfig(data=str(tmp_path / "feed.npz")))
+
+    result = trtops.convert(f"{script}:make", config, tracker=trtops.MemoryTracker())
+
+    assert result.verdict == "good" and result.subject == f"{script}:make"
+    assert result.evaluation.export is not None and result.evaluation.export.verdict == "good"
+    assert "PyTorch to ONNX: good" in result.evidence and "ONNX to engine: " in result.evidence
+
+
+def test_triage_asks_about_the_export_first() -> None:
+    torch.manual_seed(0)
+    config = trtops.TriageConfig(check=trtops.CheckConfig(data={"x": modules.floats(4, 6, 6)}))
+    result = trtops.triage(modules.Average(), config)
+    assert [step.question for step in result.steps] == ["export"]
+    assert result.kind == "export" and result.places == ("mean",)
+
+
+def test_accuracy_takes_a_module() -> None:
+    config = trtops.AccuracyConfig(data={"x": modules.floats(4, 6)})
+    assert trtops.accuracy(modules.Mixture(), trtops.ops.search.accuracy.Emulated("bf16"), config).verdict == "good"
+
+
+def test_export_is_kept_by_content() -> None:
+    torch.manual_seed(0)
+    module, example = modules.Norm(), Example({"x": modules.floats(4, 6)})
+    first = export(TorchModel.open(module), example)
+    assert export(TorchModel.open(module), example).path == first.path
+    with torch.no_grad():
+        module.linear.bias.add_(1)
+    assert export(TorchModel.open(module), example).path != first.path

@@ -26,6 +26,7 @@ from trtops.backend.torch.module import TorchModel, named_tensors
 from trtops.system.processes import temporary_prefix
 from trtops.torch_tensors import to_torch
 
+_NUMBER = re.compile(r"(?<!\w)\d{1,6}(?!\w)")
 _FORMAT = "1"
 # The exporter writes later operators only; it converts the file down for TensorRT 8.6.
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\['(\w+)'\]\.shape\[(\d+)\]")
@@ -48,6 +49,7 @@ class Export:
     example: Example
     fixed: tuple[tuple[str, int, int], ...] = ()  # axes that were to be dynamic: input, axis, the only size
     decisions: tuple[str, ...] = ()  # places that turn a size into a number or a branch, in order
+    bounds: tuple[int, ...] = ()  # numbers that branches compare sizes with
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ def export(model: TorchModel, example: Example, opset: int | None = None) -> Exp
             shutil.copytree(temporary, folder)
     facts = json.loads((folder / "export.json").read_text())
     fixed = tuple((str(name), int(axis), int(size)) for name, axis, size in facts["fixed"])
-    result = Export(model, path, example, fixed, tuple(map(str, facts["decisions"])))
+    result = Export(model, path, example, fixed, tuple(map(str, facts["decisions"])), tuple(facts["bounds"]))
     _exports[path.absolute()] = result
     return result
 
@@ -113,10 +115,11 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
     options: dict[str, Any] = {"input_names": list(tensors), "output_names": outputs, "opset_version": opset}
     fixed: list[tuple[str, int, int]] = []
     decisions: list[str] = []
+    bounds: list[int] = []
     while True:
         try:
             module = model.fresh()
-            with _quiet(), _recorded(module, decisions):
+            with _quiet(), _recorded(module, decisions, bounds):
                 if model.program is not None:
                     program = torch.onnx.export(model.program, dynamo=True, verbose=False, **options)
                 else:
@@ -138,7 +141,7 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
         for axis in sorted(axes[name]) if model.program is not None else ():
             if isinstance(size := value.shape[axis], int):
                 fixed.append((name, axis, size))
-    return {"fixed": fixed, "decisions": list(dict.fromkeys(decisions))}
+    return {"fixed": fixed, "decisions": list(dict.fromkeys(decisions)), "bounds": sorted(set(bounds))}
 
 
 @contextlib.contextmanager
@@ -159,7 +162,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _recorded(module: Any, decisions: list[str]) -> Iterator[None]:
+def _recorded(module: Any, decisions: list[str], bounds: list[int]) -> Iterator[None]:
     """Record where the module turns a symbolic size into a number or a branch."""
     import torch
 
@@ -172,6 +175,7 @@ def _recorded(module: Any, decisions: list[str]) -> Iterator[None]:
             place = _place(sys._getframe(1), names, nearest=True)
             if place:
                 decisions.append(f"{label} {place}")
+                bounds.extend(map(int, _NUMBER.findall(str(self.node.expr))))
             return original(self)
 
         return record

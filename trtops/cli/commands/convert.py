@@ -70,7 +70,9 @@ def convert(args: Options) -> Job:
     is_written = args.output is not None or args.experiment is None
     output = args.output = args.output or f"{Path(args.model_file).stem.removesuffix('.py')}{suffix}"
     if target == "ort" or args.experiment is not None:
-        if kind == "torch" or (kind == "trt-network-script" and ".py:" in args.model_file):
+        if kind in ("torch", "trt-network-script"):
+            if args.model_file.endswith(".py"):
+                raise UsageError(f"{args.model_file}: name the function that returns the PyTorch module: net.py:make")
             return _evaluated(args, target, output if is_written else None)
         if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
             raise UsageError("only engines of unchanged ONNX files are recorded; convert the model first")

@@ -39,6 +39,7 @@ LossKind: TypeAlias = Literal["values", "constant", "training", "input", "state"
 Arrays: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
 _MAX_ELEMENTS = 1 << 24  # of an input at another size
+_MAX_BOUNDS = 4
 _SHOWS = 1e-3  # relative error of a tensor inside the module that counts as different
 
 
@@ -88,7 +89,7 @@ def check_export(export: Export, model: Model, feeds: Iterable[Feed]) -> ExportC
     """
     data = [{**export.example.arrays, **{name: np.asarray(array) for name, array in feed.items()}} for feed in feeds]
     expected = [export.model.run(feed) for feed in data]
-    losses = [*_fixed(export), *_ignored_inputs(export, model, data[0], expected[0])]
+    losses = [*fixed_axes(export), *_ignored_inputs(export, model, data[0], expected[0])]
     losses += [*_training(export, model, data[0], expected[0]), *_state(export, data[0], expected[0])]
     others = list(_other_sizes(export, model))
     every = [*data, *(feed for feed, _ in others)]
@@ -170,12 +171,17 @@ def _is_dynamic(spec: TensorSpec) -> bool:
 
 
 def _other_sizes(export: Export, model: Model) -> Iterator[tuple[Arrays, Arrays]]:
-    """Yield feeds near the example's sizes and at multiples, with the outputs of the module, which runs there."""
+    """Yield feeds near the example's sizes, at multiples, and where branches decide, with the module's outputs.
+
+    Sizes at which the module does not run are left out.
+    """
     specs = [spec for spec in model.info.inputs if spec.shape is not None]
     if not any(map(_is_dynamic, specs)):
         return
     tried = set[str]()
-    for changes in (((1, more) for more in (1, 2, 3, 4)), ((times, 0) for times in (2, 3, 4))):
+    kinds = [[(1, more) for more in (1, 2, 3, 4)], [(times, 0) for times in (2, 3, 4)]]
+    kinds += [[(0, max(bound + more, 1))] for bound in export.bounds[:_MAX_BOUNDS] for more in (-1, 0, 1)]
+    for changes in kinds:
         for times, more in changes:
             shapes: dict[str, tuple[int, ...]] = {}
             for spec in specs:
@@ -192,7 +198,8 @@ def _other_sizes(export: Export, model: Model) -> Iterator[tuple[Arrays, Arrays]
                 break
 
 
-def _fixed(export: Export) -> Iterator[Loss]:
+def fixed_axes(export: Export) -> Iterator[Loss]:
+    """Yield the axes that were to be dynamic, and are not."""
     numbers = [place for place in export.decisions if place.startswith("a number")]
     for name, axis, size in export.fixed:
         cause = f", by {numbers[0]}" if numbers else ""

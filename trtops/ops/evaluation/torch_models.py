@@ -15,6 +15,7 @@ from trtops.backend.torch.module import TorchModel
 from trtops.calibration.data import ArraysInMemory
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import Feeds, open_feeds
+from trtops.ops.evaluation.export_check import fixed_axes
 from trtops.spec import OptimizationProfile
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def exported(source: Any, config: Any, profiles: Sequence[OptimizationProfile] =
     shapes, types = getattr(check, "input_shapes", {}), getattr(check, "input_dtypes", {})
     example = _example(model, feeds, shapes, types, profiles)
     result = export(model, example, None if build is None else _opset(build.backend))
+    if result.fixed:
+        reasons = "; ".join(loss.text for loss in fixed_axes(result))
+        raise errors.InvalidModelError(
+            f"PyTorch to ONNX: {reasons}. The data and profiles have other sizes. Compute with tensors what depends on "
+            "the size, or give one size only."
+        )
     if feeds is not None and getattr(check, "data", None) is not None:
         opened = ArraysInMemory(check.data)
         inputs = result.inputs
