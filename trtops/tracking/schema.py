@@ -190,7 +190,7 @@ class Artifact:
     REPORT = "report/report.html"  # the run as a page (trtops.reports)
     REPORT_DATA = "report/report.json"  # its content, to draw it again
     MANIFEST = "manifest.json"
-    SIGNATURE = "manifest.dsse.json"  # the signed manifest (trtops.system.signing), which does not name it
+    SIGNATURE = "manifest.sig"  # of all files (trtops.system.signing); the manifest does not name it
 
 
 # The files of a build, or the folders that hold them. A run that reuses a build has none of them.

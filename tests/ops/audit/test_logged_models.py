@@ -28,14 +28,12 @@ def model_folder(store: Logged, run: str) -> Path:
 
 
 @pytest.fixture
-def mlflow_client(logged: Logged):
+def mlflow_client(logged: Logged, monkeypatch: pytest.MonkeyPatch):
     """MLflow, as a client that knows nothing but the address of the store."""
     import mlflow
 
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{logged.root / 'mlflow.db'}")
-    yield mlflow
-    mlflow.set_tracking_uri(before)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{logged.root / 'mlflow.db'}")
+    return mlflow
 
 
 def test_accepted_engine_predicts_in_mlflow(logged: Logged, mlflow_client) -> None:
