@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 from trtops import ops
 from trtops.cli import groups, loading
 from trtops.cli.flags import Flag, Group, Options, UsageError, flag
-from trtops.cli.values import named
 from trtops.comparator.table import LIMITED
 from trtops.record import OptionField, option_fields, with_options
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
@@ -239,7 +238,7 @@ def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dic
         for name, shape in (loading.input_shapes(args) or {}).items()
     }
     values = {"data": source, "input_shapes": shapes or None, "iterations": args.iterations, "seed": args.seed}
-    values["input_dtypes"] = dict(map(named, getattr(args, "input_dtypes", None) or ())) or None
+    values["input_dtypes"] = dict(getattr(args, "input_dtypes", None) or ()) or None
     ranges = None if random or source is not None else getattr(args, "val_range", None)
     values["val_range"] = ranges and dict(ranges)
     return {f"{prefix}{name}": value for name, value in values.items()}

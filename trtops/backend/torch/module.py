@@ -54,33 +54,34 @@ class TorchModel:
     @classmethod
     def open(cls, value: Any) -> TorchModel:
         """Open a module; ConfigError if it is something else, or its script may not run."""
-        require("torch", "onnxscript")
-        import torch
-
         source, name, file = type(value).__name__, type(value).__name__, None
         is_object = not isinstance(value, (str, os.PathLike))
+        script = None
         if not is_object:
             source = os.fspath(value)
             script = _SCRIPT.fullmatch(source)
             path = Path(source if script is None else script[1])
-            name = path.stem
+            name, file = path.stem, path if script is None else None
             if not path.is_file():
                 raise errors.InvalidModelError(f"{path.absolute()} does not exist; expected a PyTorch model.")
-            if script is not None:
-                value = import_from_script(path, script[2])()
-            elif path.suffix in _PICKLED:
+            if path.suffix in _PICKLED:
                 raise errors.ConfigError(
                     f"{source} is a pickle, which is not read, since it can run any code. Give a script that loads it "
                     "(script.py:function), or save a program: torch.export.save(torch.export.export(module, "
                     "example_inputs), 'model.pt2')."
                 )
-            else:
-                check_file(path, "PyTorch program")  # its file may hold pickled constants
-                file = path
-                try:
-                    value = torch.export.load(path)
-                except Exception as exc:
-                    raise errors.InvalidModelError(f"{source} is not a program of torch.export: {exc}") from None
+            # A program may hold pickled constants, so that it counts as code.
+            check_file(path, "script" if script is not None else "PyTorch program")
+        require("torch", "onnxscript", error=errors.ConfigError)
+        import torch
+
+        if script is not None:
+            value = import_from_script(script[1], script[2])()
+        elif file is not None:
+            try:
+                value = torch.export.load(file)
+            except Exception as exc:
+                raise errors.InvalidModelError(f"{source} is not a program of torch.export: {exc}") from None
         if isinstance(value, torch.export.ExportedProgram):
             return cls(source, name, value.module(check_guards=False), value, file, is_object)
         if isinstance(value, torch.jit.ScriptModule) or not isinstance(value, torch.nn.Module):
