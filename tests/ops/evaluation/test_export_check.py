@@ -73,7 +73,7 @@ def test_ignored_input_is_named(tmp_path: Path) -> None:
 def test_missing_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
     (tmp_path / "net.py").write_text("")
-    with pytest.raises(errors.ConfigError, match=r'pip install "trtops\[torch\]"'):
+    with pytest.raises(errors.BackendUnavailableError, match=r'pip install "trtops\[torch\]"'):
         trtops.convert(tmp_path / "net.py:make")
 
 

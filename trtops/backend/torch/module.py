@@ -72,7 +72,7 @@ class TorchModel:
                 )
             # A program may hold pickled constants, so that it counts as code.
             check_file(path, "script" if script is not None else "PyTorch program")
-        require("torch", "onnxscript", error=errors.ConfigError)
+        require("torch", "onnxscript")
         import torch
 
         if script is not None:

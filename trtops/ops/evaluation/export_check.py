@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LossKind: TypeAlias = Literal["values", "constant", "training", "input", "state"]
 Arrays: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
-_MAX_ELEMENTS = 1 << 24  # of an input at another size
+_LARGEST_INPUT = 1 << 24  # of an input at another size
 _MAX_BOUNDS = 4
 _SHOWS = 1e-3  # relative error of a tensor inside the module that counts as different
 
@@ -188,7 +188,7 @@ def _other_sizes(export: Export, model: Model) -> Iterator[tuple[Arrays, Arrays]
                 sizes = export.example.arrays[spec.name].shape
                 dims = zip(spec.shape or (), sizes)
                 shapes[spec.name] = tuple(times * size + more if is_dynamic(dim) else size for dim, size in dims)
-            if max(map(math.prod, shapes.values())) > _MAX_ELEMENTS or str(shapes) in tried:
+            if max(map(math.prod, shapes.values())) > _LARGEST_INPUT or str(shapes) in tried:
                 continue
             tried.add(str(shapes))
             with contextlib.suppress(errors.TrtopsError):
