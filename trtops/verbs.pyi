@@ -39,6 +39,8 @@ from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.evaluate import EvaluateConfig
+from trtops.ops.engines.evaluate_result import EvaluateResult
 from trtops.ops.engines.model_list import ModelList
 from trtops.ops.engines.request import CommandData
 from trtops.ops.engines.sensitivity import SensitivityConfig
@@ -185,6 +187,18 @@ def diff_tactics(
     str | None = ..., tags: Mapping[str, str] = ..., folder: str | None = ..., good: str | None = ..., bad: str |
     None = ..., by: Literal['tactic', 'format', 'precision', 'algorithm'] = ..., confidence: float = ...
 ) -> DiffTacticsResult: ...
+
+def evaluate(
+    engine: str | PathLike[str], model: str | PathLike[str], config: EvaluateConfig = ..., *, tracker: Tracker |
+    None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ...,
+    progress: Callable[[int, int | None], None] | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8',
+    'int8'] | None = ..., providers: Sequence[str] = ..., keep_model: bool = ..., timeout_seconds: float | None =
+    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int
+    = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ...,
+    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
+    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
+    None = ...
+) -> EvaluateResult: ...
 
 def gate(
     model: str | PathLike[str], config: GateConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =

@@ -24,6 +24,7 @@ FOLDERS: dict[Path, str] = {
 COMMANDS: dict[Path, str] = {
     ("run",): "run a model on several back ends and compare their outputs",
     ("convert",): "make an engine, or another ONNX model",
+    ("evaluate",): "check an engine that another program built, or a folder of them",
     ("build-list",): "build every model of a list, and report each outcome",
     ("calibrate",): "find INT8 ranges, and compare INT8 with other precisions",
     ("compare",): "compare two runs, engines, models or saved outputs",

@@ -27,6 +27,8 @@ from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.evaluate import EvaluateConfig
+from trtops.ops.engines.evaluate_result import EvaluateResult
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
@@ -176,6 +178,20 @@ class DiffTacticsFlow(OpFlow[..., DiffTacticsResult]):
     ) -> DiffTacticsResult: ...
 
 diff_tactics: DiffTacticsFlow
+
+class EvaluateFlow(OpFlow[..., EvaluateResult]):
+    def __call__(  # type: ignore[override, unused-ignore]
+        self, engine: str, model: str | PathLike[str], config: EvaluateConfig | None = ..., *, experiment: str | None =
+        ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = ..., providers: Sequence[str] | None =
+        ..., keep_model: bool | None = ..., timeout_seconds: float | None = ..., data: str | None = ..., shapes:
+        Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
+        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
+        Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots: Literal['always',
+        'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None = ..., self_check:
+        bool | None = ...
+    ) -> EvaluateResult: ...
+
+evaluate: EvaluateFlow
 
 class GateFlow(OpFlow[..., GateResult | MatrixResult]):
     def __call__(  # type: ignore[override, unused-ignore]

@@ -37,6 +37,9 @@ from trtops.ops.engines.convert import ConvertConfig as ConvertConfig
 from trtops.ops.engines.convert import convert as convert
 from trtops.ops.engines.convert_result import ConvertResult as ConvertResult
 from trtops.ops.engines.convert_result import builds_table as builds_table
+from trtops.ops.engines.evaluate import EvaluateConfig as EvaluateConfig
+from trtops.ops.engines.evaluate import evaluate as evaluate
+from trtops.ops.engines.evaluate_result import EvaluateResult as EvaluateResult
 from trtops.ops.engines.model_list import ListedModel as ListedModel
 from trtops.ops.engines.model_list import ModelList as ModelList
 from trtops.ops.engines.model_list import folder_list as folder_list

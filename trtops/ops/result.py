@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -340,6 +341,9 @@ def op_run(
     if experiment is None:
         experiment = "" if model is None else Path(model).stem
     with ExitStack() as stack:
+        if parent is not None:
+            # The command line turns the regular collection off. Without this, a campaign grows by 0.4 MB per build.
+            stack.callback(gc.collect, 1)
         stack.enter_context(op_times()).in_use = True
         if tracker is None:
             yield OpRun(NO_RUN, None, experiment)

@@ -28,7 +28,7 @@ MetricName: TypeAlias = tuple[str, ...]
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
     "precision", "proof", "bisect", "promote", "deny", "build_list", "gate", "gate_builds", "gate_matrix",
-    "audit", "triage", "triage_step", "engine_diff",
+    "audit", "triage", "triage_step", "engine_diff", "evaluate",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

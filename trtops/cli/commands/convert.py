@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say
 from trtops.extras import installed, sentence
+from trtops.system.processes import temporary_prefix
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
@@ -81,6 +83,7 @@ def convert(args: Options) -> Job:
     recorded = Group("", groups.STATISTICS, groups.STORE, EVALUATION, configs.QUANTIZING)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
     loader: Any
+    folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("weights"))
     args.ignore("profile", configs.ONNXRT_ONLY)
     configs.export_torch(args, scripts=False)
     if target == "trt":
@@ -90,14 +93,15 @@ def convert(args: Options) -> Job:
         lower = groups.PRECISIONS.only("fp16", "bf16", "fp8", "int8")
         configs.refuse(args, lower, "is for engines; --fp-to-fp16 rewrites an ONNX file in FP16")
         args.ignore(*groups.TRT_BUILD, groups.DATA, "input_shapes")
-        loader = loading.saved_onnx(loading.onnx_model(args), output, args)
+        loader = loading.saved_onnx(loading.onnx_model(args, Path(folder.name)), output, args)
     else:
         args.ignore(groups.TRT_SHAPES, groups.TRT_TACTICS, groups.TRT_CONFIG, groups.DATA, "input_shapes")
         args.ignore(groups.PRECISIONS.without("--precision-constraints"))
         loader = loading.saved_onnx(trt.OnnxLikeFromNetwork(loading.network(args)), output, args)
 
     def write() -> int:
-        loader()
+        with folder:
+            loader()
         say(f"Wrote {output}")
         return 0
 

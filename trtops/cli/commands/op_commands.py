@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
@@ -122,6 +123,30 @@ def compare(args: Options) -> Job:
         configs.make(args, "CompareConfig", configs.check_values(args, prefix="")),
         store="reads" if stored else "temporary",
     )
+
+
+@command(
+    Group(
+        "engine",
+        flag("engine", "the engine (.plan, .engine, .trt, .ort, .onnx), or a folder of them", file="reads"),
+        flag("--model FILE", "its ONNX model; for a folder of engines, also a folder of models", required=True),
+    ),
+    configs.config_flags("evaluation", "EvaluateConfig"),
+    groups.STATISTICS,
+    groups.SOURCE,
+    groups.TRACKING,
+    groups.PROFILE,
+    groups.JSON,
+    examples=("trtops evaluate model.plan --model model.onnx --load-inputs inputs.npz",),
+)
+def evaluate(args: Options) -> Job:
+    """Compare an engine that another program built with its model, and record it with what is not known of it.
+
+    Exits with 1 unless it, or each engine of a folder, is good.
+    """
+    config = configs.make(args, "EvaluateConfig", configs.check_values(args))
+    progress = ("Evaluating", "engines") if Path(args.engine).is_dir() else None
+    return op_job(args, "evaluate", args.engine, args.model, config, store="temporary", progress=progress)
 
 
 @command(

@@ -100,7 +100,7 @@ class BundleResult(OpResult):
     @property
     def figures(self) -> str:
         """The file, and its use."""
-        return f"{self.path}, {size(self.size)}; unpack it and run `python reproduce.py`"
+        return f"{self.path}, {size(self.size)}, with the model and its inputs; unpack it and run `python reproduce.py`"
 
     def body(self) -> Iterable[str]:
         """Path, members, and output of the script."""

@@ -70,6 +70,7 @@ class PromoteResult(OpResult):
     version: str
     engine_sha256: str
     coverage: float
+    built_elsewhere: bool = False
     evaluation: Evaluation
     agreement: Evaluation
 
@@ -85,10 +86,13 @@ class PromoteResult(OpResult):
 
     def body(self) -> Iterable[str]:
         """Where it is registered, and how it was verified."""
+        origin = f"built from run `{self.source_run}`; all replayable tactics ({self.coverage:.0%} of layers) followed"
+        if self.built_elsewhere:
+            origin = f"the engine of run `{self.source_run}` itself, which was built elsewhere"
         return [
             f"Version {self.version} of `{self.name}`, alias `{self.alias}`.",
             "",
-            f"- built from run `{self.source_run}`; all replayable tactics ({self.coverage:.0%} of layers) followed",
+            f"- {origin}",
             f"- agrees with the golden outputs: {self.evaluation.report.verdict}",
             f"- agrees with that run's engine: {self.agreement.report.verdict}",
         ]
@@ -206,10 +210,12 @@ def _build_and_verify(
     build_config = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
     build_place = promotion_place(stored.info, config)
     with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
-        caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
-        # Raises unless all replayable tactics are followed.
-        build = backend.build(BuildRequest(model, build_config, caches=caches))
-        key = builds.build_key(build.spec, build.engine.environment)
+        caches, key, build = Caches(), None, source
+        if source.spec.engine_sha256 is None:  # otherwise it was built elsewhere, and is accepted itself
+            caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
+            # Raises unless all replayable tactics are followed.
+            build = backend.build(BuildRequest(model, build_config, caches=caches))
+            key = builds.build_key(build.spec, build.engine.environment)
         builds.log_spec(run, build.spec, build.engine.environment)
         feeds = check.open_for(model, profiles=build_config.profiles)
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
@@ -241,6 +247,7 @@ def _build_and_verify(
         version="",
         engine_sha256=build.engine.sha256,
         coverage=build.tactics.coverage,
+        built_elsewhere=build.spec.engine_sha256 is not None,
         evaluation=evaluation,
         agreement=agreement,
     )
