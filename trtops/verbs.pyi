@@ -193,11 +193,11 @@ def evaluate(
     None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ...,
     progress: Callable[[int, int | None], None] | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8',
     'int8'] | None = ..., providers: Sequence[str] = ..., keep_model: bool = ..., timeout_seconds: float | None =
-    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int
-    = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ...,
-    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
-    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
-    None = ...
+    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
+    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
+    None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
+    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
+    power: bool = ..., self_check: bool | None = ...
 ) -> EvaluateResult: ...
 
 def gate(

@@ -184,11 +184,11 @@ class EvaluateFlow(OpFlow[..., EvaluateResult]):
         self, engine: str, model: str | PathLike[str], config: EvaluateConfig | None = ..., *, experiment: str | None =
         ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = ..., providers: Sequence[str] | None =
         ..., keep_model: bool | None = ..., timeout_seconds: float | None = ..., data: str | None = ..., shapes:
-        Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
-        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
-        Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots: Literal['always',
-        'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None = ..., self_check:
-        bool | None = ...
+        Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None =
+        ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None =
+        ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int
+        | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ...,
+        power: bool | None = ..., self_check: bool | None = ...
     ) -> EvaluateResult: ...
 
 evaluate: EvaluateFlow
