@@ -166,6 +166,7 @@ class Build:
     timing_cache_use: TimingCacheUse = TimingCacheUse()
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
     tuning: str = ""  # what timing settings gained; empty if none were timed in this build
+    gain: str = ""  # the time of an INT8 engine compared with FP32; empty if it was not timed in this build
     denied: tuple[str, ...] = ()  # choices left out since they are on the deny-list, each with its reason
     calibration_cache: bytes | None = field(default=None, repr=False)
     quantization: Quantization | None = None  # layers with Q/DQ nodes that this build wrote

@@ -37,7 +37,13 @@ _VERSION = 1
 _DEFAULTS = OnnxRuntimeOptions()
 
 
-def pack(plan: bytes, candidate: Candidate, options: OnnxRuntimeOptions, environment: Environment) -> Engine:
+def pack(
+    plan: bytes,
+    candidate: Candidate,
+    options: OnnxRuntimeOptions,
+    environment: Environment,
+    session_config: dict[str, str],
+) -> Engine:
     """Return an engine with its session options for loading and those of its build."""
     settings: dict[str, JSONValue] = dict(provider_settings(options, candidate))
     engine_options: dict[str, JSONValue] = {
@@ -48,7 +54,7 @@ def pack(plan: bytes, candidate: Candidate, options: OnnxRuntimeOptions, environ
         "intra_op_threads": options.intra_op_threads,
         "built_with": {
             "disabled_optimizers": list(candidate.disabled_optimizers),
-            "session_config": dict(candidate.session_config),
+            "session_config": {**session_config},
         },
     }
     return Engine(backend=BACKEND, plan=plan, options=engine_options, environment=environment)

@@ -73,7 +73,11 @@ def calibrate(args: Options) -> Job:
 @command(
     Group(
         "sides",
-        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz", file="reads"),
+        flag(
+            "actual",
+            "the side under test: run:ID, .onnx, .engine, .plan, .ort, .pt2, script.py:function, .json or .npz",
+            file="reads",
+        ),
         flag("golden", "the reference", file="reads"),
         flag("more*", "further runs, for --html"),
         flag(
@@ -150,7 +154,7 @@ def evaluate(args: Options) -> Job:
         "candidates",
         flag(
             "models*",
-            "ONNX models (default: the store's accepted engines, in the newest --release)",
+            "models: .onnx, .pt2, script.py:function (default: the store's accepted engines, in the newest --release)",
             shown="MODEL",
             file="reads",
         ),
@@ -245,7 +249,7 @@ def sensitivity(args: Options) -> Job:
 
 
 @command(
-    Group("model", flag("model_file", "the ONNX model")),
+    groups.ONNX_MODEL,
     Group(
         "triage",
         flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),
