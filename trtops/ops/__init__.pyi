@@ -86,6 +86,9 @@ from trtops.ops.model.surgeon import remove_nodes as remove_nodes
 from trtops.ops.model.surgeon import sanitize as sanitize
 from trtops.ops.model.surgeon import strip_weights as strip_weights
 from trtops.ops.registry.accepted import resolve as resolve
+from trtops.ops.registry.certificate import CertificateResult as CertificateResult
+from trtops.ops.registry.certificate import verify_certificate as verify_certificate
+from trtops.ops.registry.certificate import write_certificate as write_certificate
 from trtops.ops.registry.deny import deny as deny
 from trtops.ops.registry.deny import pardon as pardon
 from trtops.ops.registry.promote import PromoteConfig as PromoteConfig
