@@ -14,7 +14,7 @@ _MODULES = {  # by extra; pyproject.toml lists the packages
     "team": "flask_wtf",
     "plots": "matplotlib",
     "tasks": "pycocotools jiwer",
-    "torch": "torch",
+    "torch": "torch onnxscript",
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules.split()}
 """Extras of pyproject.toml by the module that they install."""

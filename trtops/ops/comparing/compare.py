@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 class CompareConfig(
     CheckConfig,
     uses={
-        "": "data input_shapes iterations seed val_range metric labels loss tolerances warm_up latency_runs power "
-        "self_check"
+        "": "data input_shapes input_dtypes iterations seed val_range metric labels loss tolerances warm_up "
+        "latency_runs power self_check"
     },
 ):
     """The comparison of two sides, and its data."""

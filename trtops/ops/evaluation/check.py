@@ -12,6 +12,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
+from trtops.backend.torch.export import export_of
 from trtops.calibration.data import data_source
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
@@ -21,6 +22,7 @@ from trtops.comparator.tasks.outputs import TaskOutputs
 from trtops.comparator.tasks.scores import Decision, TaskScore, metric_names, parse_loss, score_tasks, task_metrics
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
+from trtops.ops.evaluation.export_check import ExportCheck, check_export
 from trtops.ops.evaluation.limits import NoiseLimits
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
@@ -154,6 +156,7 @@ class Evaluation(Record):
     noise: NoiseLimits | None = None  # the model's own noise, from which the limits are derived; None if they are given
     self_check: SelfCheck | None = None
     foreign_golden: str = ""  # why given golden outputs are not those of the model; empty if they are
+    export: ExportCheck | None = None  # of a PyTorch model, compared with its export
 
     @property
     def verdict(self) -> Verdict:
@@ -161,6 +164,8 @@ class Evaluation(Record):
 
         ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
+        if self.export is not None and self.export.verdict != "good":
+            return self.export.verdict
         if self._rounding_explains:
             return "unproven"
         if self._faults or not self.report:
@@ -170,9 +175,11 @@ class Evaluation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is not good, one sentence each."""
+        lost = () if self.export is None else self.export.reasons
         if self._rounding_explains:
-            return (self._unproven or _ONLY_RANDOM, *self._faults)
-        return self._faults or ((*filter(None, (self._unproven,)), *self._losses("open")) if self.report else ())
+            return (*lost, self._unproven or _ONLY_RANDOM, *self._faults)
+        undecided = (*filter(None, (self._unproven,)), *self._losses("open")) if self.report else ()
+        return (*lost, *(self._faults or undecided))
 
     def _losses(self, decision: Decision) -> tuple[str, ...]:
         """Sentences on task metrics whose loss has a decision."""
@@ -303,6 +310,10 @@ def assess(
             name, [output.name for output in report.outputs], "The tolerances are for an output that does not exist:"
         )
     evidence, data_iterations, foreign = None, report.iterations, ""
+    export = None if right is None or feeds is None else export_of(right.model.path)
+    exported = None
+    if export is not None and right is not None and feeds is not None:
+        exported = run_step("check export", check_export, export, right.model, feeds)
     elements = sum(statistics.elements for statistics in report.statistics.values())
     if right is not None and config.golden is not None and not report:
         model_report = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)
@@ -334,6 +345,7 @@ def assess(
             blind=seen.covered.blind(theirs),
             undefined=undefined.reasons,
             constant=seen.covered.constant_outputs(theirs),
+            export="" if exported is None else exported.sentence(),
         )
     # Labels are for the given data, not for its copies at other shapes.
     tasks = measure_tasks(outputs, golden, config, tolerances, data_iterations)
@@ -345,6 +357,7 @@ def assess(
         evidence=evidence,
         noise=noise,
         foreign_golden=foreign,
+        export=exported,
     )
 
 

@@ -109,7 +109,9 @@ class Policy(Config):
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(
     EngineConfig,
-    uses={"check": "data input_shapes iterations seed val_range golden metric labels loss power self_check"},
+    uses={
+        "check": "data input_shapes input_dtypes iterations seed val_range golden metric labels loss power self_check"
+    },
 ):
     """One candidate, and its policy, with the tolerances.
 

@@ -54,7 +54,8 @@ class ChooseConfig(
     EngineConfig,
     uses={
         "build": "profiles calibration_samples calibration_fit keep qdq_op_types qdq_rules",
-        "check": "data input_shapes iterations seed val_range golden metric labels tolerances warm_up latency_runs",
+        "check": "data input_shapes input_dtypes iterations seed val_range golden metric labels tolerances "
+        "warm_up latency_runs",
     },
 ):
     """The limits, and what is tried.
