@@ -51,6 +51,9 @@ from trtops.ops.evaluation.check import CheckConfig as CheckConfig
 from trtops.ops.evaluation.data import DataConfig as DataConfig
 from trtops.ops.evaluation.limits import default_tolerances as default_tolerances
 from trtops.ops.evaluation.limits import tolerances_for as tolerances_for
+from trtops.ops.exporting import ExportConfig as ExportConfig
+from trtops.ops.exporting import ExportResult as ExportResult
+from trtops.ops.exporting import export as export
 from trtops.ops.gate.matrix import MatrixResult as MatrixResult
 from trtops.ops.gate.matrix import gate_all as gate_all
 from trtops.ops.gate.policy import GateConfig as GateConfig
@@ -83,6 +86,9 @@ from trtops.ops.model.surgeon import remove_nodes as remove_nodes
 from trtops.ops.model.surgeon import sanitize as sanitize
 from trtops.ops.model.surgeon import strip_weights as strip_weights
 from trtops.ops.registry.accepted import resolve as resolve
+from trtops.ops.registry.certificate import CertificateResult as CertificateResult
+from trtops.ops.registry.certificate import verify_certificate as verify_certificate
+from trtops.ops.registry.certificate import write_certificate as write_certificate
 from trtops.ops.registry.deny import deny as deny
 from trtops.ops.registry.deny import pardon as pardon
 from trtops.ops.registry.promote import PromoteConfig as PromoteConfig

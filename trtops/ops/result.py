@@ -412,6 +412,14 @@ def model_file(path: str | Path) -> Path:
     return path
 
 
+def model_source(path: str | Path) -> str:
+    """The model as it was given: the PyTorch model of an exported file, or else the file."""
+    from trtops.backend.torch.export import export_of
+
+    export = export_of(path)
+    return str(path) if export is None or export.model.is_object else export.model.source
+
+
 def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function as a step of an op: a task in a flow, a plain call everywhere else.
 

@@ -73,7 +73,11 @@ def calibrate(args: Options) -> Job:
 @command(
     Group(
         "sides",
-        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz", file="reads"),
+        flag(
+            "actual",
+            "the side under test: run:ID, .onnx, .engine, .plan, .ort, .pt2, script.py:function, .json or .npz",
+            file="reads",
+        ),
         flag("golden", "the reference", file="reads"),
         flag("more*", "further runs, for --html"),
         flag(
@@ -150,7 +154,7 @@ def evaluate(args: Options) -> Job:
         "candidates",
         flag(
             "models*",
-            "ONNX models (default: the store's accepted engines, in the newest --release)",
+            "models: .onnx, .pt2, script.py:function (default: the store's accepted engines, in the newest --release)",
             shown="MODEL",
             file="reads",
         ),
@@ -221,6 +225,22 @@ def report(args: Options) -> Job:
 
 
 @command(
+    Group("run", flag("run", "a build's run, or an iteration's")),
+    configs.config_flags("repository", "ExportConfig", {"triton": "--triton", "max_batch": "--max-batch"}),
+    groups.STORE,
+    groups.JSON,
+    examples=("trtops export 8d6e3f1a --triton models --max-batch 8",),
+)
+def export(args: Options) -> Job:
+    """Write a good engine into a Triton model repository, as the next version of a model.
+
+    Triton batches only where the optimization profiles take the batches and the self-check holds. The folder `client`
+    next to the versions has a script that repeats the verdict on a running server.
+    """
+    return op_job(args, "export", args.run, configs.make(args, "ExportConfig"), store="reads")
+
+
+@command(
     groups.ONNX_MODEL,
     Group(
         "measuring",
@@ -245,7 +265,7 @@ def sensitivity(args: Options) -> Job:
 
 
 @command(
-    Group("model", flag("model_file", "the ONNX model")),
+    groups.ONNX_MODEL,
     Group(
         "triage",
         flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),

@@ -24,7 +24,16 @@ from trtops.ops.evaluation.check import CheckConfig, EngineConfig, Evaluation, e
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
-from trtops.ops.result import model_file, op_run, op_times, run_name, run_step, step_time, tracker_or_default
+from trtops.ops.result import (
+    model_file,
+    model_source,
+    op_run,
+    op_times,
+    run_name,
+    run_step,
+    step_time,
+    tracker_or_default,
+)
 from trtops.record import setting
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions, short_device
 from trtops.system.activity import needs_child
@@ -124,7 +133,7 @@ def convert(
         with _open_backend(config) as backend:
             result = _build_and_evaluate(backend, data, config, op.run, tracker, built)
             device = backend.environment(config.build).device
-        result = replace(result, title=f"convert {path.name}", subject=str(path), options=options)
+        result = replace(result, title=f"convert {path.name}", subject=model_source(path), options=options)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         with step_time("log"):
             op.run.rename(

@@ -158,7 +158,7 @@ def promote(
     campaign = next((info for info in lineage if info.kind == "debug_build"), None)
     check = config.check
     if check is None:
-        check = _check_of(tracker, campaign or stored.info)
+        check = check_of(tracker, campaign or stored.info)
         ask_for((campaign or stored.info).id, scripts_of(check.data), (), allowed=config.allow_scripts)
     run_tags = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
     name = f"promote {stored.info.name}"
@@ -172,7 +172,7 @@ def promote(
     return replace(result, version=version.version)
 
 
-def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
+def check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
     """The check of a run or campaign: on its kept data and golden outputs, or else on their sources."""
     stored = tracker.load(info.id) if info.status == "finished" else None
     # A campaign in progress has no manifest yet.
