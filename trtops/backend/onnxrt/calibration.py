@@ -331,9 +331,7 @@ def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
     The model is not changed. One above 2 GiB, whose weights are in files, is returned as it is.
     """
     if is_lean(proto):
-        log.add(
-            "[trtops] the model has more than 2 GiB, which ONNX Runtime's folded models cannot have: quantized as is"
-        )
+        log.add("[trtops] the model has more than 2 GiB and is quantized without being folded")
         return copying.copy_of(proto)
     # Quantizing first would insert Q/DQ nodes between a convolution and its batch normalization, which would not merge.
     options = session_options(log_id=log.log_id)
