@@ -114,7 +114,9 @@ def test_runs_are_named_by_their_ids(run, ids, caplog):
     assert run(f"inspect run run:{first} --json")[0] == 0
     code, text = run(f"runs audit {first} {second} --no-rebuild --json")
     assert code == 0 and [row["id"] for row in json.loads(text)["runs"]] == [first, second]
-    code, text = run(f"runs compare {first} run:{second}")
+    code, brief = run(f"runs compare {first} run:{second}")
+    assert code == 0 and len(brief.splitlines()) <= 12 and "verdict" in brief.splitlines()[2]
+    code, text = run(f"runs compare {first} run:{second} -v")
     names = [line.split()[0] for line in text.splitlines() if line.strip()]
     assert code == 0 and text.split()[:2] == [first[:8], second[:8]]
     assert names[2] == "verdict" and "build/seconds" in names and not {"precision", "spec_sha256"} & {*names}
