@@ -103,6 +103,11 @@ def test_tags_are_text(run, tmp_path):
     assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs evaluate --tag {name} --atol 1")[0] == 2
 
 
+def test_a_mistyped_model_makes_no_store(run, tmp_path):
+    assert run(f"convert nosuch.onnx --convert-to ort --store {tmp_path / 'new'}")[0] == 3
+    assert not (tmp_path / "new").exists()
+
+
 def test_runs_are_named_by_their_ids(run, ids, caplog):
     first, second = ids["build"][-2:]
     campaign = ids["debug_build"][-1]
