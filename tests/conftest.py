@@ -28,8 +28,8 @@ from trtops.system.locks import locked
 settings.register_profile("trtops", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trtops")
 
-STORE_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "TRTOPS_HOME")
-for name in (*STORE_VARIABLES, "PREFECT_API_URL"):
+MLFLOW_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID")
+for name in (*MLFLOW_VARIABLES, "PREFECT_API_URL", "TRTOPS_HOME"):
     os.environ.pop(name, None)
 
 # Threads of OpenBLAS spin for a tenth of a second in each of the hundreds of processes that tests start.
@@ -74,9 +74,9 @@ def prefect_database(shared_folder: Path) -> Path:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Iterator[None]:
-    """Fail the test that leaves a variable of the store set, as `mlflow.set_tracking_uri` does."""
+    """Fail the test that leaves a variable of MLflow set, as `mlflow.set_tracking_uri` does."""
     yield
-    remaining = {name: os.environ.pop(name) for name in STORE_VARIABLES if name in os.environ}
+    remaining = {name: os.environ.pop(name) for name in MLFLOW_VARIABLES if name in os.environ}
     assert not remaining, "left for the tests that follow"
 
 

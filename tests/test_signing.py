@@ -1,4 +1,4 @@
-"""Statements in signed envelopes: which key fits, and how invalid keys and envelopes are reported."""
+"""Signatures: which key fits, and how invalid keys and bundles are reported."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from trtops import errors
 from trtops.system import signing
 from trtops.tracking.memory import MemoryTracker
 
-SUBJECTS = {"manifest.json": "a" * 64}
+FILES = {"manifest.json": "a" * 64, "engine.ort": "b" * 64}
 
 
 @pytest.fixture
@@ -24,25 +24,24 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_signed_statement_round_trip(keys: Path) -> None:
-    envelope = signing.sign(SUBJECTS, {"x": 1})
+    bundle = signing.sign("run", FILES, x=1)
 
-    key, statement = signing.verify(envelope, [keys / "key.pub"])
+    key, statement = signing.verify(bundle, [keys / "key.pub"])
 
     assert key == signing.key_id(keys / "key.pub")
-    assert statement == signing.open_envelope(envelope)[1]
-    assert statement["subject"] == [{"name": "manifest.json", "digest": {"sha256": "a" * 64}}]
-    assert statement["predicate"] == {"x": 1}
+    assert statement == signing.open_bundle(bundle)
+    assert signing.signed_files(statement) == FILES and statement["predicate"]["x"] == 1
 
 
 def test_envelope_is_dsse_with_in_toto(keys: Path) -> None:
     """Checked by openssl, which knows nothing of this library."""
-    envelope = json.loads(signing.sign(SUBJECTS, {}))
+    envelope = json.loads(signing.sign("run", FILES))["dsseEnvelope"]
     payload = base64.b64decode(envelope["payload"])
     kind = envelope["payloadType"]
     (keys / "pae").write_bytes(b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload))
     (keys / "sig").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
 
-    words = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", str(keys / "key.pub"), "-rawin"]
+    words = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", str(keys / "key.pub"), "-rawin", "-digest", "sha256"]
     done = subprocess.run([*words, "-in", str(keys / "pae"), "-sigfile", str(keys / "sig")], capture_output=True)
 
     assert done.returncode == 0, done.stderr
@@ -50,43 +49,55 @@ def test_envelope_is_dsse_with_in_toto(keys: Path) -> None:
     assert json.loads(payload)["_type"] == "https://in-toto.io/Statement/v1"
 
 
+def test_signature_of_model_signing_is_accepted() -> None:
+    """Made by ``model_signing sign key`` 1.1.1, whose ``verify`` accepts those of this module."""
+    data = Path(__file__).parent / "data"
+    _, statement = signing.verify((data / "model_signing.sig").read_bytes(), [data / "model_signing.pub"])
+    assert sorted(signing.signed_files(statement)) == ["engine.ort", "facts.json"]
+
+
 def test_wrong_key_or_payload_is_rejected(keys: Path) -> None:
     new_key(keys / "other.pem", keys / "other.pub")
-    envelope = json.loads(signing.sign(SUBJECTS, {"x": 1}))
+    bundle = json.loads(signing.sign("run", FILES, x=1))
 
     with pytest.raises(errors.SignatureError, match="is not one of the given keys"):
-        signing.verify(json.dumps(envelope).encode(), [keys / "other.pub"])
+        signing.verify(json.dumps(bundle).encode(), [keys / "other.pub"])
+    envelope = bundle["dsseEnvelope"]
     payload = base64.b64decode(envelope["payload"]).replace(b'"x":1', b'"x":2')
     envelope["payload"] = base64.b64encode(payload).decode()
     with pytest.raises(errors.SignatureError, match="is not one of the given keys"):
-        signing.verify(json.dumps(envelope).encode(), [keys / "key.pub"])
+        signing.verify(json.dumps(bundle).encode(), [keys / "key.pub"])
+    with pytest.raises(errors.ConfigError, match="is a key of Ed25519PublicKey; expected an elliptic curve"):
+        subprocess.run(f"openssl genpkey -algorithm ed25519 | openssl pkey -pubout > {keys}/ed", shell=True, check=True)
+        signing.key_id(keys / "ed")
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"payload": 5}', b'{"payload": "e30=", "payloadType": "x", "signatures": []}']
+    "data", [b"", b"[]", b"{}", b'{"dsseEnvelope": 5}', b'{"dsseEnvelope": {"payload": "e30=", "signatures": []}}']
 )
-def test_malformed_envelope_is_rejected(data: bytes, keys: Path) -> None:
+def test_malformed_bundle_is_rejected(data: bytes, keys: Path) -> None:
     with pytest.raises(errors.SignatureError):
         signing.verify(data, [keys / "key.pub"])
 
 
-def test_envelope_of_another_type_is_rejected(keys: Path) -> None:
-    envelope = json.loads(signing.sign(SUBJECTS, {})) | {"payloadType": "text/plain"}
-    with pytest.raises(errors.SignatureError, match="holds 'text/plain'; expected 'application"):
-        signing.open_envelope(json.dumps(envelope).encode())
+def test_bundle_of_another_type_is_rejected(keys: Path) -> None:
+    bundle = json.loads(signing.sign("run", FILES))
+    bundle["dsseEnvelope"]["payloadType"] = "text/plain"
+    with pytest.raises(errors.SignatureError, match="has 'text/plain'; expected 'application"):
+        signing.open_bundle(json.dumps(bundle).encode())
 
 
 def test_key_from_variable_may_be_encrypted(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_VARIABLE, (keys / "key.pem").read_text())
-    assert signing.verify(signing.sign(SUBJECTS, {}), [keys / "key.pub"])
+    assert signing.verify(signing.sign("run", FILES), [keys / "key.pub"])
 
     locked = ["openssl", "pkey", "-in", str(keys / "key.pem"), "-aes256", "-passout", "pass:once upon", "-out"]
     subprocess.run([*locked, str(keys / "locked.pem")], check=True, capture_output=True)
     monkeypatch.setenv(signing.KEY_VARIABLE, str(keys / "locked.pem"))
     with pytest.raises(errors.ConfigError, match="does not decrypt it"):
-        signing.sign(SUBJECTS, {})
+        signing.sign("run", FILES)
     monkeypatch.setenv(signing.PASSWORD_VARIABLE, "once upon")
-    assert signing.verify(signing.sign(SUBJECTS, {}), [keys / "key.pub"])
+    assert signing.verify(signing.sign("run", FILES), [keys / "key.pub"])
 
 
 def test_unreadable_key_fails_early_without_quoting_it(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

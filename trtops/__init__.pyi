@@ -21,6 +21,8 @@ from trtops.verbs import compare as compare
 from trtops.verbs import convert as convert
 from trtops.verbs import debug_build as debug_build
 from trtops.verbs import diff_tactics as diff_tactics  # type: ignore[assignment]
+from trtops.verbs import evaluate as evaluate
+from trtops.verbs import export as export
 from trtops.verbs import gate as gate
 from trtops.verbs import gate_all as gate_all
 from trtops.verbs import inspect_engines as inspect_engines

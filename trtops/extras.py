@@ -8,13 +8,12 @@ from trtops import errors
 _MODULES = {  # by extra; pyproject.toml lists the packages
     "cpu": "onnxruntime flatbuffers sympy",
     "trt": "tensorrt cuda",
-    "mlflow": "mlflow sqlalchemy requests pandas scipy jinja2 markupsafe markdown_it rich "
-    "securesystemslib cryptography",
+    "mlflow": "mlflow sqlalchemy requests pandas scipy jinja2 markupsafe markdown_it rich cryptography",
     "prefect": "prefect",
     "dask": "prefect_dask",
     "team": "flask_wtf",
     "plots": "matplotlib",
-    "torch": "torch",
+    "torch": "torch onnxscript",
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules.split()}
 """Extras of pyproject.toml by the module that they install."""

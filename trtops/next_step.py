@@ -34,7 +34,7 @@ _FIELDS_ONLY = frozenset((
 
 _BUILDS = (BuildConfig, OnnxRuntimeOptions, TensorRTOptions)
 _BUILD = frozenset(("backend", *(field.name for config in _BUILDS for field in fields(config))))
-_DATA = frozenset(("data", "input_shapes", "iterations", "seed", "val_range"))
+_DATA = frozenset(("data", "input_shapes", "input_dtypes", "iterations", "seed", "val_range"))
 # Options that a command shares with others.
 _TAKEN: Mapping[str, frozenset[str]] = {
     "calibrate": _DATA | {"calibration_data"},

@@ -6,8 +6,8 @@ from typing import Any
 
 VERBS = (
     "accuracy", "audit", "bisect", "build_list", "bundle", "calibrate", "compare", "convert", "debug_build",
-    "diff_tactics", "gate", "gate_all", "inspect_engines", "precision", "promote", "prove", "reduce", "sensitivity",
-    "triage",
+    "diff_tactics", "evaluate", "export", "gate", "gate_all", "inspect_engines", "precision", "promote", "prove",
+    "reduce", "sensitivity", "triage",
 )  # fmt: skip
 
 

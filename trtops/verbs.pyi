@@ -39,11 +39,15 @@ from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.evaluate import EvaluateConfig
+from trtops.ops.engines.evaluate_result import EvaluateResult
 from trtops.ops.engines.model_list import ModelList
 from trtops.ops.engines.request import CommandData
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.exporting import ExportConfig
+from trtops.ops.exporting import ExportResult
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.policy import AccuracyLimit
@@ -81,8 +85,9 @@ def accuracy(
     model: str | PathLike[str] | Model | ModelProto, actual: BuildConfig | Callable[[ModelProto], BaseRunner],
     config: AccuracyConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str,
     str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ..., data: DataSource | None =
-    ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
-    tuple[float, float]] = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...
+    ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ...,
+    seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., tolerances: Tolerances | None |
+    Mapping[str, Any] = ...
 ) -> AccuracyResult: ...
 
 def audit(
@@ -124,19 +129,20 @@ def calibrate(
     ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str]
     = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions |
     TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
-    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
-    None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
-    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
-    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
+    tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None |
+    Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] =
+    ..., min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
 
 def compare(
     actual: str | PathLike[str], golden: str | PathLike[str], config: CompareConfig | CheckConfig = ..., *, tracker:
     Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None =
-    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int
-    = ..., val_range: Mapping[str, tuple[float, float]] = ..., labels: str | None = ..., tolerances: Tolerances |
-    None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., power: bool = ..., self_check: bool
-    | None = ...
+    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
+    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., labels: str |
+    None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int =
+    ..., power: bool = ..., self_check: bool | None = ...
 ) -> CompareResult: ...
 
 def convert(
@@ -150,11 +156,11 @@ def convert(
     calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ...,
     qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
     OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
-    float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str,
-    Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
-    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
-    Literal['onnxruntime', 'tensorrt'] = ...
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ...,
+    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
+    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
+    None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> ConvertResult: ...
 
 def debug_build(
@@ -171,11 +177,11 @@ def debug_build(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., check_seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
-    Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
-    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
-    None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., check_seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ...,
+    labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ...,
+    latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
+    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> DebugBuildResult: ...
 
 def diff_tactics(
@@ -183,6 +189,24 @@ def diff_tactics(
     str | None = ..., tags: Mapping[str, str] = ..., folder: str | None = ..., good: str | None = ..., bad: str |
     None = ..., by: Literal['tactic', 'format', 'precision', 'algorithm'] = ..., confidence: float = ...
 ) -> DiffTacticsResult: ...
+
+def evaluate(
+    engine: str | PathLike[str], model: str | PathLike[str], config: EvaluateConfig = ..., *, tracker: Tracker |
+    None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ...,
+    progress: Callable[[int, int | None], None] | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8',
+    'int8'] | None = ..., providers: Sequence[str] = ..., keep_model: bool = ..., timeout_seconds: float | None =
+    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
+    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
+    None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
+    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
+    power: bool = ..., self_check: bool | None = ...
+) -> EvaluateResult: ...
+
+def export(
+    run: str, config: ExportConfig = ..., *, tracker: Tracker | None = ..., triton: str | None = ..., name: str |
+    None = ..., max_batch: int | None = ..., queue_microseconds: int = ..., instances: int = ..., labels: str | None
+    = ..., allow_unproven: bool = ..., allow_scripts: bool = ..., materials: str | None = ...
+) -> ExportResult: ...
 
 def gate(
     model: str | PathLike[str], config: GateConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
@@ -196,13 +220,13 @@ def gate(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., power: bool = ...,
-    self_check: bool | None = ..., precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] |
-    Mapping[str, Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency:
-    LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy:
-    AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ...,
-    backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str
+    | None = ..., power: bool = ..., self_check: bool | None = ..., precisions: Mapping[Literal['fp32', 'fp16',
+    'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ..., share: float | None = ...,
+    tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None |
+    Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None
+    = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult: ...
 
 def gate_all(
@@ -218,13 +242,13 @@ def gate_all(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., power: bool = ...,
-    self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'],
-    Limits] | Mapping[str, Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ...,
-    latency: LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ...,
-    accuracy: AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool =
-    ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str
+    | None = ..., power: bool = ..., self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32',
+    'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ..., share: float | None = ...,
+    tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None |
+    Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None
+    = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult | MatrixResult: ...
 
 def inspect_engines(
@@ -238,11 +262,12 @@ def precision(
     BaseRunner] = ..., evaluate: Callable[[Candidate], bool] | None = ..., tracker: Tracker | None = ...,
     experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str |
     PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
-    shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
-    tuple[float, float]] = ..., to: Literal['fp16', 'bf16'] = ..., mode: Literal['minimal', 'bisect', 'linear'] =
-    ..., direction: Literal['forward', 'reverse'] = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
-    profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., exclude: Sequence[str] = ..., max_checks: int
-    | None = ..., output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
+    shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed:
+    int = ..., val_range: Mapping[str, tuple[float, float]] = ..., to: Literal['fp16', 'bf16'] = ..., mode:
+    Literal['minimal', 'bisect', 'linear'] = ..., direction: Literal['forward', 'reverse'] = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ...,
+    exclude: Sequence[str] = ..., max_checks: int | None = ..., output: str | None = ..., load_replay: str | None =
+    ..., save_replay: str | None = ...
 ) -> PrecisionResult: ...
 
 def promote(
@@ -263,20 +288,20 @@ def reduce(
     'error'] | CheckOutcome], config: ReduceConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
     ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ...,
     progress: Callable[[Step], None] | None = ..., data: DataSource | None = ..., shapes: Mapping[str,
-    Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] =
-    ..., mode: Literal['bisect', 'linear'] = ..., max_checks: int | None = ..., reduce_outputs: bool = ...,
-    reduce_inputs: bool = ..., inputs: Literal['real', 'declared'] = ..., output: str | None = ..., min_good: str |
-    None = ..., load_replay: str | None = ..., save_replay: str | None = ..., external_data: str | None = ...,
-    size_threshold: int = ..., one_file: bool = ...
+    Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range:
+    Mapping[str, tuple[float, float]] = ..., mode: Literal['bisect', 'linear'] = ..., max_checks: int | None = ...,
+    reduce_outputs: bool = ..., reduce_inputs: bool = ..., inputs: Literal['real', 'declared'] = ..., output: str |
+    None = ..., min_good: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...,
+    external_data: str | None = ..., size_threshold: int = ..., one_file: bool = ...
 ) -> ReduceResult: ...
 
 def sensitivity(
     model: str | PathLike[str], calibration_cache: str | CalibrationCache, config: SensitivityConfig = ..., *,
     tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str |
     None = ..., progress: Callable[[int, int | None], None] | None = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
-    float]] = ..., samples: int = ..., batch: int | None = ..., budget: float = ..., style: Literal['onnxruntime',
-    'tensorrt'] = ..., keep: Sequence[str] = ...
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., samples: int = ..., batch: int | None = ..., budget:
+    float = ..., style: Literal['onnxruntime', 'tensorrt'] = ..., keep: Sequence[str] = ...
 ) -> SensitivityResult: ...
 
 def triage(
@@ -288,8 +313,8 @@ def triage(
     Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ...,
     keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances: Tolerances | None | Mapping[str,
-    Any] = ..., min_precision_share: float = ..., self_check: bool | None = ..., backend: Literal['onnxruntime',
-    'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., min_precision_share: float = ..., self_check: bool | None = ...,
+    backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> TriageResult: ...

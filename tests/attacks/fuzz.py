@@ -1,10 +1,12 @@
 """Crafted models, damaged files and damaged stores through all commands: ``python -m tests.attacks.fuzz --cases 5000``.
 
-Each case is a file that follows from its number and some commands on it, run as the command ``trtops`` in a forked
-child, with a time limit of 10 s. Failures are: a dead command, a foreign exception, a command that reports a mistake of
-its own, more than 60 s of CPU time, more than 2 GiB of memory, files left in the temporary folder, an input that is not
-as it was, and a model that lint passes and ONNX Runtime does not load. The kind ``lines`` is wrong command lines: they
-must end with exit code 2 and leave nothing.
+Each case is a file that follows from its number and some commands on it, with a time limit of 10 s. One process imports
+all libraries and forks for each command; every command with a number that ``--real`` divides is a process of its own,
+as users start it. Nothing runs in a process that forks, since a session's threads do not survive a fork. Failures are:
+a dead command, a foreign exception, a command that reports a mistake of its own, more than 60 s of CPU time, more than
+2 GiB of memory, files left in the temporary folder, an input that is not as it was, and a model that lint passes and
+ONNX Runtime does not load, or the reverse. The kind ``lines`` is wrong command lines: they must end with exit code 2
+and leave nothing.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import collections
 import contextlib
 import faulthandler
 import hashlib
+import importlib
 import io
 import json
 import logging
@@ -23,8 +26,10 @@ import sqlite3
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,10 +43,16 @@ from trtops.cli.command_line import load
 from trtops.cli.flags import flags_of
 from trtops.cli.main import main
 from trtops.cli.supervised import supervise
+from trtops.tracking.mlflow import embedded
 
 CPU_SECONDS = 60  # of one command
-WALL_SECONDS = 900  # of one case
+WALL_SECONDS = 300  # of one command
 MEMORY_KIB = 2 << 20
+PRELOADED = (
+    "onnx.inliner", "pandas", "sklearn", "mlflow", "trtops.tracking.mlflow", "trtops.ops.gate.op",
+    "trtops.ops.engines.build_list", "trtops.ops.campaign.debug_build", "trtops.ops.search.precision",
+    "trtops.ops.comparing.run",
+)  # fmt: skip
 
 ON_MODELS = (
     "check lint m.onnx -o report.json",
@@ -146,10 +157,10 @@ def make_bases(folder: Path, kinds: list[str]) -> list[str]:
         "check lint good.onnx -o report.json",
     )
     for line in lines if {*kinds} - {"models", "lines"} else lines[:1]:
-        with contextlib.redirect_stdout(io.StringIO()):
-            code = main([*line.split(), "-q"])
-        print(f"{code} {line}", flush=True)
+        ending = run_child(lambda line=line: main([*line.split(), "-q"]), Path("log"))
+        print(f"{ending.code} {line}", flush=True)
     if not {*kinds} - {"models", "lines"}:
+        run_child(lambda: embedded.ensure_store(folder / "mlruns") and 0, Path("log"))
         return []
     np.savez("inputs.npz", image=np.ones((2, 3, 8, 8), np.float32))
     return [run for (run,) in execute(folder / "mlruns", "SELECT run_uuid FROM runs")]
@@ -235,45 +246,78 @@ def fit_manifest(path: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def failure_of(line: str, log: Path, *, must_refuse: bool = False) -> str | None:
-    """Run a line as the command `trtops` does, and return what went wrong: the exit, memory, time, or an exception."""
-    mistakes = log.with_name("mistakes")
-    mistakes.unlink(missing_ok=True)
+class Ending(NamedTuple):
+    """How a child ended."""
+
+    code: int  # negative: the signal
+    seconds: float  # of CPU time
+    kib: int  # of memory
+
+
+def run_child(work: Callable[[], int], log: Path) -> Ending:
+    """Call a function in a fork of this process, with its output in a file; it may replace the process."""
+    # Threads do not survive a fork: a session made before would hide faults, or have some of its own.
+    threads = [path.joinpath("comm").read_text().strip() for path in Path("/proc/self/task").iterdir()]
+    assert len(threads) - threads.count("jemalloc_bg_thd") == 1, f"The process that forks has threads: {threads}"
     pid = os.fork()
     if pid == 0:
         for stream in (1, 2):
             os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
+        signal.alarm(WALL_SECONDS)
         code = 99
         try:
-            code = supervise(lambda: _code_of(line, mistakes), line.split())
+            code = work()
             sys.stdout.flush()
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
     _, status, used = os.wait4(pid, 0)
-    code, seconds = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+    return Ending(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss)
+
+
+def failure_of(line: str, log: Path, *, must_refuse: bool = False, real: bool = False) -> str | None:
+    """Run a line as the command `trtops` does, and return what went wrong: the exit, memory, time, or an exception."""
+    mistakes = log.with_name("mistakes")
+    mistakes.unlink(missing_ok=True)
+    words = line.split()
+
+    def run() -> int:
+        if real:
+            os.execv(sys.executable, [sys.executable, "-m", "trtops", *words])
+        return supervise(lambda: _code_of(line, mistakes), words)
+
+    code, seconds, kib = run_child(run, log)
+    output = log.read_text(errors="replace")
+    if code == -signal.SIGALRM:
+        return f"hang: {WALL_SECONDS} s"
     if code not in (0, 1, 2, 3, 4):
-        return f"died: exit code {code}\n{log.read_text(errors='replace')[-2500:]}"
+        return f"died: exit code {code}\n{output[-2500:]}"
     if seconds > CPU_SECONDS:
         return f"hang: {seconds:.0f} s"
-    if used.ru_maxrss > MEMORY_KIB:
-        return f"memory: {used.ru_maxrss / (1 << 20):.2f} GiB"
+    if kib > MEMORY_KIB:
+        return f"memory: {kib / (1 << 20):.2f} GiB"
     if must_refuse and code != 2:
         return f"accepted: exit code {code}"
-    if line.startswith("check lint") and code == 0 and (refusal := _refusal_of("m.onnx")):
-        return f"lint passes: {refusal}"
+    if line.startswith("check lint") and code in (0, 1):
+        contradicting = _load_code if code == 0 else lambda: main(["run", "m.onnx", "--onnxrt"])
+        if run_child(contradicting, log).code == 1 - code:
+            verdict = "passes" if code == 0 else "refuses what runs"
+            return f"{output[-1500:]}\n{log.read_text(errors='replace')[-300:]}\nlint {verdict}"
+    if real:
+        return output[-2500:] if "Traceback (most recent call last)" in output else None
     return mistakes.read_text() if mistakes.exists() else None
 
 
-def _refusal_of(model: str) -> str:
-    """Return why ONNX Runtime does not load a model; empty if it does, or lacks a kernel that others may have."""
+def _load_code() -> int:
+    """Load ``m.onnx`` in ONNX Runtime: 0 if it does, 1 if not, 2 if it lacks a kernel that others may have."""
     try:
-        with_onnxruntime.load(model)
+        with_onnxruntime.load("m.onnx")
     except errors.InferenceError as exc:
+        print(exc)
         missing = ("not a registered function/op", "Could not find an implementation", "takes more than")
-        return "" if any(text in str(exc) for text in missing) else str(exc)[:300]
-    return ""
+        return 2 if any(text in str(exc) for text in missing) else 1
+    return 0
 
 
 def _code_of(line: str, mistakes: Path) -> int:
@@ -293,7 +337,9 @@ def _code_of(line: str, mistakes: Path) -> int:
     return code
 
 
-def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, notes: Path) -> None:
+def try_case(
+    kind: str, seed: int, bases: Path, runs: list[str], count: int, notes: Path, real: Callable[[int], bool]
+) -> None:
     """Run one case in this process, which is a child; each command, and what went wrong, becomes a line of notes."""
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=bases.parent) as name, notes.open("a") as file:
         folder = Path(name, "here")
@@ -305,9 +351,9 @@ def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, not
             set_root(folder / "mlruns")
         lines = commands_of(kind, seed, folder, runs, count)
         inputs = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        for line in lines:
+        for number, line in enumerate(lines, seed * count):
             print(json.dumps([line, "died"]), file=file, flush=True)
-            failure = failure_of(line, Path(name, "log"), must_refuse=kind == "lines")
+            failure = failure_of(line, Path(name, "log"), must_refuse=kind == "lines", real=real(number))
             changed = [path.name for path, content in inputs.items() if path.read_bytes() != content]
             # That of golden outputs is removed at the regular end of a process, which these children do not reach.
             left = [path.name for path in Path(name).glob("trtops.*") if not path.name.startswith("trtops.golden.")]
@@ -317,7 +363,9 @@ def try_case(kind: str, seed: int, bases: Path, runs: list[str], count: int, not
         os.chdir("/")
 
 
-def watch_case(kind: str, seed: int, bases: Path, runs: list[str], count: int) -> dict[str, str | None]:
+def watch_case(
+    kind: str, seed: int, bases: Path, runs: list[str], count: int, real: Callable[[int], bool]
+) -> dict[str, str | None]:
     """Run one case in a forked child; returns what went wrong by command line."""
     notes, log = bases.parent / "notes", bases.parent / "log"
     notes.write_text(json.dumps(["setup", None]) + "\n")
@@ -329,9 +377,8 @@ def watch_case(kind: str, seed: int, bases: Path, runs: list[str], count: int) -
             os.dup2(os.open(log, os.O_CREAT | os.O_RDWR | os.O_TRUNC), stream)
         faulthandler.enable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.alarm(WALL_SECONDS)
         try:
-            try_case(kind, seed, bases, runs, count, notes)
+            try_case(kind, seed, bases, runs, count, notes, real)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -343,24 +390,24 @@ def watch_case(kind: str, seed: int, bases: Path, runs: list[str], count: int) -
     outcomes: dict[str, str | None] = dict(map(json.loads, notes.read_text().splitlines()))
     if status:  # the last command is to blame
         code = os.waitstatus_to_exitcode(status)
-        hangs = -code in (signal.SIGXCPU, signal.SIGALRM)
-        last = list(outcomes)[-1]
-        outcomes[last] = "hang" if hangs else f"died: exit code {code}\n{log.read_text(errors='replace')[-2500:]}"
+        outcomes[list(outcomes)[-1]] = f"died: exit code {code}\n{log.read_text(errors='replace')[-2500:]}"
     return outcomes
 
 
-def run_all(kinds: list[str], numbers: range, count: int, work: Path) -> int:
+def run_all(kinds: list[str], numbers: range, count: int, work: Path, real: Callable[[int], bool]) -> int:
     """Run cases of each kind; prints failures and a table, and returns the number of failures."""
     bases = work / "bases"
     bases.mkdir(parents=True)
-    runs = make_bases(bases, kinds)
     for path in registry.COMMANDS:  # so that children need not import them
         load(path)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    runs = make_bases(bases, kinds)
     causes: collections.Counter[str] = collections.Counter()
     for kind in kinds:
         lines = 0
         for seed in numbers:
-            outcomes = watch_case(kind, seed, bases, runs, count)
+            outcomes = watch_case(kind, seed, bases, runs, count, real)
             lines += len(outcomes) - 1
             if not (seed + 1) % 100:
                 print(f"{kind}: up to {seed}, {lines} commands, {sum(causes.values())} wrong", flush=True)
@@ -383,18 +430,24 @@ def main_of_fuzz() -> int:
     parser.add_argument("--cases", type=int, default=200, help="cases of each kind")
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
     parser.add_argument("--commands", type=int, default=3, help="commands for each case, drawn by its number")
+    parser.add_argument("--real", type=int, default=27, help="every Nth command is a process of its own")
     parser.add_argument("--kinds", nargs="+", default=["models", "files", "store", "lines"])
     arguments = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":  # numpy starts threads when it is imported
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.attacks.fuzz", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="trtops-fuzz-", ignore_cleanup_errors=True) as work:
         os.environ.update(
             HOME=work,
             TRTOPS_TRACKING_WAIT="0",
             TRTOPS_SPOOL=f"{work}/spool",
-            OMP_NUM_THREADS="1",
             TRTOPS_TIME_LIMIT="10",
         )
         numbers = range(arguments.first, arguments.first + arguments.cases)
-        return min(1, run_all(arguments.kinds, numbers, arguments.commands, Path(work)))
+        real = arguments.real
+        return min(
+            1, run_all(arguments.kinds, numbers, arguments.commands, Path(work), lambda number: number % real == 0)
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Commands and flows killed at random moments: ``python -m tests.attacks.sigkills --kills 1000``.
+"""Commands and flows killed or interrupted at random moments: ``python -m tests.attacks.sigkills --kills 1000``.
 
 Each case is a command line in a folder of its own with a store, run in a forked child that is killed at a moment that
-follows from the case's number. Then ``store reap`` clears up and the line is run to its end. Failures are: a finished
-run that is damaged or gone (lost); an iteration that counts twice (doubled); processes, temporary files, open runs, and
-unannounced files in the working folder (left).
+follows from the case's number. Every fifth command, and each with a Ctrl-C (``--signals SIGINT``), is a process of its
+own, as users start it; the Ctrl-C must end it with exit code 130 and without a traceback. Then ``store reap`` clears up
+and the line is run to its end. Failures are: a finished run that is damaged or gone (lost); an iteration that counts
+twice (doubled); processes, temporary files, open runs, and unannounced files in the working folder (left).
 """
 
 import argparse
@@ -72,6 +73,9 @@ FLOWS = (
 RESUMABLE = "trtops_debug"
 """Part of the names of what a killed search keeps in the working folder, to be resumed."""
 
+IMPORT_SECONDS = 3.0
+"""That a process of its own takes to import libraries."""
+
 SERVED = 0.1
 """Share of cases with a server, which may be killed as well."""
 
@@ -89,8 +93,11 @@ def enter(folder: Path) -> None:
         os.environ["MLFLOW_TRACKING_URI"] = (folder / "server").read_text()
 
 
-def start(line: str, folder: Path) -> Any:
-    """Start a child that runs a line, in a session of its own, with its output in ``output``."""
+def start(line: str, folder: Path, *, real: bool = False) -> Any:
+    """Start a child that runs a line, in a session of its own, with its output in ``output``.
+
+    A ``real`` command is a new process with its own supervisor.
+    """
 
     def work() -> None:
         os.setsid()
@@ -104,8 +111,10 @@ def start(line: str, folder: Path) -> Any:
                 from trtops import flows
 
                 code = int(eval(line, {"flows": flows}).verdict != "good")
-            else:
+            elif not real:
                 code = main(line.split())
+            else:
+                os.execv(sys.executable, [sys.executable, "-m", "trtops", *line.split()])
         except errors.TrtopsError as exc:
             print(f"error: {exc}", file=sys.stderr)
             code = 3
@@ -264,20 +273,34 @@ def copy_of(base: Path, folder: Path) -> Iterator[Path]:
 
 
 def try_case(
-    number: int, line: str, base: Path, seconds: float, initial_files: set[str], with_server: bool
+    number: int,
+    line: str,
+    base: Path,
+    seconds: float,
+    initial_files: set[str],
+    with_server: bool,
+    signals: list[signal.Signals],
 ) -> Failures:
     """Kill a line at a moment of the seconds that it takes, run it again, and return what is wrong."""
     random = Random(number)
     with copy_of(base, base.parent / f"case-{number}") as folder, server_for(folder, with_server) as server:
         before = in_child(finished_runs, folder)
-        kill = random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP))
-        child = start(line, folder)
-        child.join(random.uniform(0, 1.1 * seconds))
+        kill = random.choice(signals)
+        real = kill is signal.SIGINT or number % 5 == 0
+        child = start(line, folder, real=real)
+        child.join(random.uniform(0, 1.1 * seconds + IMPORT_SECONDS * real))
         if server is not None and random.random() < 0.7:
             server.kill()
+        was_running = child.exitcode is None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, kill)
+            os.killpg(child.pid, kill) if kill is signal.SIGINT else os.kill(child.pid, kill)
         left = [] if join(child, 120) else [f"{kill.name} did not end it"]
+        printed = (folder / "output").read_text(errors="replace") if (folder / "output").exists() else ""
+        if "Traceback (most recent" in printed:
+            left.append(f"a traceback: {printed[-1500:]}")
+        # A command that has its verdict already may still report it.
+        if kill is signal.SIGINT and was_running and child.exitcode not in (130, 0, 1):
+            left.append(f"Ctrl-C ended it with {child.exitcode}: {printed[-500:]}")
         left += left_processes(folder, child.pid, server.session if server else None)
         if server is not None and not server.is_up:
             server.start()
@@ -296,7 +319,7 @@ def try_case(
         }
 
 
-def run_all(numbers: range, lines: list[str], work: Path) -> int:
+def run_all(numbers: range, lines: list[str], work: Path, signals: list[signal.Signals]) -> int:
     """Kill lines in turn; prints a table by line, and returns the number of failures."""
     bases = {served: work / ("served" if served else "plain") for served in (False, True)}
     runs = {served: make_base(base, served=served) for served, base in bases.items()}
@@ -321,7 +344,7 @@ def run_all(numbers: range, lines: list[str], work: Path) -> int:
                 code = run_to_the_end(named(line, False), folder)
                 seconds[line] = time.monotonic() - begin
             print(f"{line}: {seconds[line]:.1f} s, exit code {code}", flush=True)
-        wrong = try_case(number, named(line, served), bases[served], seconds[line], initial_files, served)
+        wrong = try_case(number, named(line, served), bases[served], seconds[line], initial_files, served, signals)
         table[line]["kills"] += 1
         for kind, failures in wrong.items():
             table[line][kind] += bool(failures)
@@ -338,12 +361,14 @@ def main_of_sigkills() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="the first case's number")
-    parser.add_argument("--only", default="", help="lines with this in them")
+    parser.add_argument("--only", nargs="+", default=[""], help="lines with one of these in them")
+    parser.add_argument("--signals", nargs="+", default=["SIGKILL", "SIGKILL", "SIGTERM", "SIGHUP"])
     arguments = parser.parse_args()
-    lines = [line for line in (*COMMANDS, *FLOWS) if arguments.only in line]
+    lines = [line for line in (*COMMANDS, *FLOWS) if any(text in line for text in arguments.only)]
+    signals = [signal.Signals[name] for name in arguments.signals]
     with tempfile.TemporaryDirectory(prefix="sigkills-", ignore_cleanup_errors=True) as work:
         os.environ.update(HOME=work, PREFECT_HOME=f"{work}/prefect", TRTOPS_TRACKING_WAIT="0", OMP_NUM_THREADS="1")
-        return min(1, run_all(range(arguments.first, arguments.first + arguments.kills), lines, Path(work)))
+        return min(1, run_all(range(arguments.first, arguments.first + arguments.kills), lines, Path(work), signals))
 
 
 if __name__ == "__main__":

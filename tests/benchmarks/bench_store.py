@@ -125,7 +125,7 @@ def sign(folder: Path) -> None:
     new_key(folder / "key.pem", folder / "key.pub")
     os.environ[signing.KEY_VARIABLE] = str(folder / "key.pem")
     for _ in range(100):
-        signing.sign({f"file {n}": "0" * 64 for n in range(20)}, {"spec": {}})
+        signing.sign("run", {f"file {n}": "0" * 64 for n in range(20)})
     del os.environ[signing.KEY_VARIABLE]
 
 

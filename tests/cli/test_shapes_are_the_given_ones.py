@@ -22,6 +22,7 @@ LINES = {
     "calibrate": "calibrate net.onnx",
     "compare": "compare net.onnx net.onnx",
     "inspect diff": "inspect diff net.onnx net.onnx",
+    "evaluate": "evaluate net.onnx --model net.onnx",
     "triage": "triage net.onnx --fp16 -o case",
     "gate": "gate net.onnx",
     "sensitivity": "sensitivity net.onnx --calibration-cache int8.json",

@@ -99,7 +99,7 @@ def op_job(
     def run() -> int:
         from trtops.ops.result import model_file, op_times, step_time, steps_run_by  # help needs no ops
 
-        if isinstance(path := getattr(args, "model_file", None), str):
+        if str(path := getattr(args, "model_file", "")).endswith(".onnx"):
             model_file(path)  # a mistyped name costs no store
         with contextlib.ExitStack() as stack:
             times = stack.enter_context(op_times(started))

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _MODEL_TYPE_BY_SUFFIX = {
     ".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".py": "trt-network-script", ".hdf5": "keras",
     ".h5": "keras", ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe",
-    ".ort": "ort",
+    ".ort": "ort", ".pt2": "torch",
 }  # fmt: skip
 
 
@@ -62,13 +62,17 @@ def wants_onnx_changes(args: Options) -> bool:
     return any(options.values())
 
 
-def onnx_model(args: Options) -> Any:
-    """Return the loader of the ONNX model, with the requested changes."""
+def onnx_model(args: Options, weights: Path | None = None) -> Any:
+    """Return the loader of the ONNX model, with the requested changes.
+
+    With a folder for changed ``weights``, those of large models stay in files, for the loader that writes the model.
+    """
     kind = model_type(args)
     if kind != "onnx":
         raise UsageError(f"{args.model_file} is not an ONNX model ({kind}), which this needs")
     options = given(external_data_dir=args.external_data_dir, ignore_external_data=args.ignore_external_data)
-    model: Any = onnx.OnnxFromPath(args.model_file, **options)
+    lean: dict[str, Any] = {} if weights is None else {"lean": True}
+    model: Any = onnx.OnnxFromPath(args.model_file, **options, **lean)
     outputs = {
         "outputs": names_or_all(getattr(args, "onnx_outputs", None)),
         "exclude_outputs": getattr(args, "onnx_exclude_outputs", None),
@@ -80,7 +84,7 @@ def onnx_model(args: Options) -> Any:
         symbolic: dict[str, Any] = {"allow_onnxruntime": False} if args.no_onnxruntime_shape_inference else {}
         model = onnx.InferShapes(model, **symbolic)
     if args.fp_to_fp16:
-        model = onnx.ConvertToFp16(model)
+        model = onnx.ConvertToFp16(model, **given(weights=weights))
     if getattr(args, "save_onnx", None):
         model = saved_onnx(model, args.save_onnx, args)
     return model

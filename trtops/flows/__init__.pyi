@@ -27,6 +27,8 @@ from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.evaluate import EvaluateConfig
+from trtops.ops.engines.evaluate_result import EvaluateResult
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
@@ -58,9 +60,9 @@ class AccuracyFlow(OpFlow[..., AccuracyResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: AccuracyConfig | None = ..., *, side: Literal['onnxruntime',
         'tensorrt', 'emulated'] = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., experiment: str
-        | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None =
-        ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., tolerances: Tolerances |
-        None = ...
+        | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes:
+        Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str,
+        tuple[float, float]] | None = ..., tolerances: Tolerances | None = ...
     ) -> AccuracyResult: ...
 
 accuracy: AccuracyFlow
@@ -104,11 +106,11 @@ class CalibrateFlow(OpFlow[..., CalibrateResult]):
         | None = ..., calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ...,
         keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None =
         ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str |
-        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None =
-        ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
-        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
-        ..., self_check: bool | None = ...
+        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ...,
+        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
+        golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
+        ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
+        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CalibrateResult: ...
 
 calibrate: CalibrateFlow
@@ -116,10 +118,10 @@ calibrate: CalibrateFlow
 class CompareFlow(OpFlow[..., CompareResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, actual: str, golden: str, config: CompareConfig | None = ..., *, experiment: str | None = ..., data: str |
-        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., labels: str | None = ..., tolerances: Tolerances
-        | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., power: bool | None = ..., self_check:
-        bool | None = ...
+        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ...,
+        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
+        labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int |
+        None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CompareResult: ...
 
 compare: CompareFlow
@@ -136,10 +138,11 @@ class ConvertFlow(OpFlow[..., ConvertResult]):
         Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
         = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
         TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
-        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
-        golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
-        ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
-        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
+        input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
+        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
+        Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots: Literal['always',
+        'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None = ..., self_check:
+        bool | None = ...
     ) -> ConvertResult: ...
 
 convert: ConvertFlow
@@ -158,11 +161,11 @@ class DebugBuildFlow(OpFlow[..., DebugBuildResult]):
         calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep:
         Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
         mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None =
-        ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., check_seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None =
-        ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
-        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
-        ..., self_check: bool | None = ...
+        ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations:
+        int | None = ..., check_seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
+        golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
+        ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
+        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> DebugBuildResult: ...
 
 debug_build: DebugBuildFlow
@@ -175,6 +178,20 @@ class DiffTacticsFlow(OpFlow[..., DiffTacticsResult]):
     ) -> DiffTacticsResult: ...
 
 diff_tactics: DiffTacticsFlow
+
+class EvaluateFlow(OpFlow[..., EvaluateResult]):
+    def __call__(  # type: ignore[override, unused-ignore]
+        self, engine: str, model: str | PathLike[str], config: EvaluateConfig | None = ..., *, experiment: str | None =
+        ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = ..., providers: Sequence[str] | None =
+        ..., keep_model: bool | None = ..., timeout_seconds: float | None = ..., data: str | None = ..., shapes:
+        Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None =
+        ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None =
+        ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int
+        | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ...,
+        power: bool | None = ..., self_check: bool | None = ...
+    ) -> EvaluateResult: ...
+
+evaluate: EvaluateFlow
 
 class GateFlow(OpFlow[..., GateResult | MatrixResult]):
     def __call__(  # type: ignore[override, unused-ignore]
@@ -191,12 +208,12 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
         calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
-        None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] |
-        None = ..., golden: str | None = ..., labels: str | None = ..., power: bool | None = ..., self_check: bool |
-        None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ...,
-        builds: int | None = ..., share: float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None
-        = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ...,
-        interface: bool | None = ...
+        None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None = ...,
+        power: bool | None = ..., self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16',
+        'bf16', 'fp8', 'int8'], Limits] | None = ..., builds: int | None = ..., share: float | None = ..., tolerated:
+        float | None = ..., latency: LatencyLimit | None = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit |
+        None = ..., precision_share: float | None = ..., interface: bool | None = ...
     ) -> GateResult | MatrixResult: ...
 
 gate: GateFlow
@@ -214,11 +231,12 @@ class PrecisionFlow(OpFlow[..., PrecisionResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: PrecisionConfig | None = ..., *, side: Literal['emulated', 'tensorrt']
         = ..., experiment: str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
-        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
-        to: Literal['fp16', 'bf16'] | None = ..., mode: Literal['minimal', 'bisect', 'linear'] | None = ..., direction:
-        Literal['forward', 'reverse'] | None = ..., tolerances: Tolerances | None = ..., profiles:
-        Sequence[OptimizationProfile] | None = ..., exclude: Sequence[str] | None = ..., max_checks: int | None = ...,
-        output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
+        input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
+        Mapping[str, tuple[float, float]] | None = ..., to: Literal['fp16', 'bf16'] | None = ..., mode:
+        Literal['minimal', 'bisect', 'linear'] | None = ..., direction: Literal['forward', 'reverse'] | None = ...,
+        tolerances: Tolerances | None = ..., profiles: Sequence[OptimizationProfile] | None = ..., exclude:
+        Sequence[str] | None = ..., max_checks: int | None = ..., output: str | None = ..., load_replay: str | None =
+        ..., save_replay: str | None = ...
     ) -> PrecisionResult: ...
 
 precision: PrecisionFlow
@@ -259,12 +277,12 @@ class ReduceFlow(OpFlow[..., ReduceResult]):
         self, model: str | PathLike[str], config: ReduceConfig | None = ..., *, command: CommandCheck | None = ...,
         backend: Literal['onnxruntime', 'tensorrt'] = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] =
         ..., tolerances: Tolerances | None = ..., experiment: str | None = ..., data: str | None = ..., shapes:
-        Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
-        Mapping[str, tuple[float, float]] | None = ..., mode: Literal['bisect', 'linear'] | None = ..., max_checks: int
-        | None = ..., reduce_outputs: bool | None = ..., reduce_inputs: bool | None = ..., inputs: Literal['real',
-        'declared'] | None = ..., output: str | None = ..., min_good: str | None = ..., load_replay: str | None = ...,
-        save_replay: str | None = ..., external_data: str | None = ..., size_threshold: int | None = ..., one_file: bool
-        | None = ...
+        Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None =
+        ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., mode: Literal['bisect',
+        'linear'] | None = ..., max_checks: int | None = ..., reduce_outputs: bool | None = ..., reduce_inputs: bool |
+        None = ..., inputs: Literal['real', 'declared'] | None = ..., output: str | None = ..., min_good: str | None =
+        ..., load_replay: str | None = ..., save_replay: str | None = ..., external_data: str | None = ...,
+        size_threshold: int | None = ..., one_file: bool | None = ...
     ) -> ReduceResult: ...
 
 reduce: ReduceFlow
@@ -272,10 +290,10 @@ reduce: ReduceFlow
 class SensitivityFlow(OpFlow[..., SensitivityResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], calibration_cache: str, config: SensitivityConfig | None = ..., *, experiment:
-        str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int |
-        None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., samples: int |
-        None = ..., batch: int | None = ..., budget: float | None = ..., style: Literal['onnxruntime', 'tensorrt'] |
-        None = ..., keep: Sequence[str] | None = ...
+        str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes:
+        Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str,
+        tuple[float, float]] | None = ..., samples: int | None = ..., batch: int | None = ..., budget: float | None =
+        ..., style: Literal['onnxruntime', 'tensorrt'] | None = ..., keep: Sequence[str] | None = ...
     ) -> SensitivityResult: ...
 
 sensitivity: SensitivityFlow
@@ -290,9 +308,9 @@ class TriageFlow(OpFlow[..., TriageResult]):
         ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
-        None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] |
-        None = ..., golden: str | None = ..., tolerances: Tolerances | None = ..., min_precision_share: float | None =
-        ..., self_check: bool | None = ...
+        None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., tolerances: Tolerances |
+        None = ..., min_precision_share: float | None = ..., self_check: bool | None = ...
     ) -> TriageResult: ...
 
 triage: TriageFlow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -342,6 +343,9 @@ def op_run(
     if experiment is None:
         experiment = "" if model is None else Path(model).stem
     with ExitStack() as stack:
+        if parent is not None:
+            # The command line turns the regular collection off. Without this, a campaign grows by 0.4 MB per build.
+            stack.callback(gc.collect, 1)
         stack.enter_context(op_times()).in_use = True
         if tracker is None:
             yield OpRun(NO_RUN, None, experiment)
@@ -411,6 +415,14 @@ def model_file(path: str | Path) -> Path:
     if not path.exists():
         raise InvalidModelError(f"{path.absolute()} does not exist; expected an ONNX file.")
     return path
+
+
+def model_source(path: str | Path) -> str:
+    """The model as it was given: the PyTorch model of an exported file, or else the file."""
+    from trtops.backend.torch.export import export_of
+
+    export = export_of(path)
+    return str(path) if export is None or export.model.is_object else export.model.source
 
 
 def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

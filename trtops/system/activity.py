@@ -143,9 +143,15 @@ def _start_watching() -> None:
     def watch() -> None:
         never = threading.Event()
         while not never.wait(0.1):
-            with _lock:
-                for activity in _running:
-                    if activity._stop is not None and activity._end < time.monotonic():
-                        activity._stop()
+            _stop_overdue()
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _stop_overdue() -> None:
+    """Stop the activities that exceed their limit."""
+    # A function of its own: a variable of the thread would keep the last activity's session and its weights in memory.
+    with _lock:
+        for activity in _running:
+            if activity._stop is not None and activity._end < time.monotonic():
+                activity._stop()

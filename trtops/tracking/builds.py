@@ -51,7 +51,8 @@ def build_key(spec: BuildSpec, environment: Environment) -> str:
 def log_spec(run: Run, spec: BuildSpec, environment: Environment) -> None:
     """Log the spec and the environment of a build before it begins."""
     run.set_tags({Tag.MODEL_SHA256: spec.model_sha256, Tag.BACKEND: environment.backend})
-    spec_params = schema.flat_params(spec.config) | {schema.AS_PARAM[Tag.SPEC_SHA256]: spec.digest}
+    spec_params = schema.flat_params({**spec.stated(), "unknown": spec.unknown})
+    spec_params[schema.AS_PARAM[Tag.SPEC_SHA256]] = spec.digest
     calibration = {schema.CALIBRATED_ON: spec.calibration_sha256} if spec.calibration_sha256 else {}
     run.log_params(spec_params | environment_params(environment) | calibration)
     run.log_json(spec, Artifact.SPEC)
@@ -71,7 +72,8 @@ def log_build(run: Run, build: Build, model: ModelInfo, engine_suffix: str, key:
         run.log_json(build.quantization, Artifact.QUANTIZATION)
         run.log_params({f"excluded_by_{rule}": len(names) for rule, names in build.quantization.excluded})
     run.log_metrics({Metric.BUILD_SECONDS: build.seconds, Metric.ENGINE_BYTES: float(len(build.engine.plan))})
-    run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
+    suffix = ".onnx" if engine.options.get("format") == "ONNX" else engine_suffix
+    run.log_bytes(engine.plan, f"{ENGINE_STEM}{suffix}")
     run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)
     run.log_json(_mlmodel(engine.environment, model), Artifact.MLMODEL)
     run.log_json(build.tactics, Artifact.TACTICS)

@@ -28,7 +28,7 @@ MetricName: TypeAlias = tuple[str, ...]
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
     "precision", "proof", "bisect", "promote", "deny", "build_list", "gate", "gate_builds", "gate_matrix",
-    "audit", "triage", "triage_step", "engine_diff",
+    "audit", "triage", "triage_step", "engine_diff", "evaluate",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -190,7 +190,7 @@ class Artifact:
     REPORT = "report/report.html"  # the run as a page (trtops.reports)
     REPORT_DATA = "report/report.json"  # its content, to draw it again
     MANIFEST = "manifest.json"
-    SIGNATURE = "manifest.dsse.json"  # the signed manifest (trtops.system.signing), which does not name it
+    SIGNATURE = "manifest.sig"  # of all files (trtops.system.signing); the manifest does not name it
 
 
 # The files of a build, or the folders that hold them. A run that reuses a build has none of them.

@@ -1,6 +1,5 @@
 """Signatures of runs: made at the end of a run, and verified."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,45 +7,16 @@ from typing import Any
 from trtops import errors
 from trtops.record import sha256
 from trtops.system import signing
-from trtops.tracking import owner
 from trtops.tracking.reading import StoredRun
 from trtops.tracking.records import ArtifactEntry
 from trtops.tracking.schema import Artifact, Tag
 from trtops.verdict import Verdict
 
-# Artifacts whose content is part of a signature.
-SIGNED_DOCUMENTS = (Artifact.SPEC, Artifact.ENVIRONMENT, Artifact.MATERIALS)
 
-
-def sign_run(
-    run_id: str,
-    manifest: bytes,
-    entries: Iterable[ArtifactEntry],
-    verdict: Verdict | None,
-    documents: Mapping[str, bytes],
-) -> bytes:
-    """Sign the manifest, the artifacts, the verdict, and the documents of a run: spec, inputs and environment."""
-    contents = {path: json.loads(data) for path, data in documents.items()}
-    spec = contents.get(Artifact.SPEC)
-    inputs = {"model": (spec or {}).get("model_sha256")}
-    for material in contents.get(Artifact.MATERIALS, {}).get("inputs", ()):
-        inputs[material["name"]] = material["sha256"]
-    dependencies = [{"name": name, "digest": {"sha256": digest}} for name, digest in inputs.items() if digest]
-    subjects = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
-    predicate = {
-        "buildDefinition": {
-            "buildType": "urn:trtops:build:1",
-            "externalParameters": {"spec": spec},
-            "internalParameters": {"environment": contents.get(Artifact.ENVIRONMENT)},
-            "resolvedDependencies": dependencies,
-        },
-        "runDetails": {
-            "builder": {"id": f"urn:trtops:host:{owner.current().host}"},
-            "metadata": {"invocationId": run_id},
-        },
-        "verdict": verdict,
-    }
-    return signing.sign(subjects, predicate)
+def sign_run(run_id: str, manifest: bytes, entries: Iterable[ArtifactEntry], verdict: Verdict | None) -> bytes:
+    """Sign the manifest, the artifacts and the verdict of a run."""
+    files = {Artifact.MANIFEST: sha256(manifest)} | {entry.path: entry.sha256 for entry in entries}
+    return signing.sign(run_id, files, ignored=[Artifact.SIGNATURE], run=run_id, verdict=verdict)
 
 
 def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str, str], None]) -> str:
@@ -55,13 +25,13 @@ def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str,
     One of the keys must have signed the run. Without keys, a signature is only compared with the run. ``wrong`` is
     called for each mismatch with its subject and the reason.
     """
-    envelope = run.unlisted(Artifact.SIGNATURE)
-    if envelope is None:
+    bundle = run.unlisted(Artifact.SIGNATURE)
+    if bundle is None:
         if keys:
             wrong(Artifact.SIGNATURE, "the run is not signed, and a signature is required")
         return ""
     try:
-        key, statement = signing.verify(envelope, keys) if keys else ("", signing.open_envelope(envelope)[1])
+        key, statement = signing.verify(bundle, keys) if keys else ("", signing.open_bundle(bundle))
         _compare_signed(run, statement, wrong)
     except errors.SignatureError as exc:
         wrong(Artifact.SIGNATURE, str(exc))
@@ -73,8 +43,8 @@ def check_signature(run: StoredRun, keys: tuple[str, ...], wrong: Callable[[str,
 
 
 def _compare_signed(run: StoredRun, statement: Mapping[str, Any], wrong: Callable[[str, str], None]) -> None:
-    """Compare manifest, files, run id, verdict, spec and environment with the signed ones."""
-    signed = {subject["name"]: subject["digest"]["sha256"] for subject in statement["subject"]}
+    """Compare manifest, files, run id and verdict with the signed ones."""
+    signed = signing.signed_files(statement)
     manifest, predicate = run.manifest.original(), statement["predicate"]
     digests = {Artifact.MANIFEST: sha256(manifest.to_json().encode("utf-8"))}
     digests |= {entry.path: entry.sha256 for entry in manifest.artifacts}
@@ -82,9 +52,8 @@ def _compare_signed(run: StoredRun, statement: Mapping[str, Any], wrong: Callabl
         if signed.get(path) != digests.get(path):
             ours, theirs = digests.get(path, "nothing"), signed.get(path, "nothing")
             wrong(path, f"it is not what was signed: {Artifact.SIGNATURE} has {theirs}; the run has {ours}")
-    invocation = predicate["runDetails"]["metadata"]["invocationId"]
-    if invocation not in (run.info.id, run.info.tags.get(Tag.LOCAL_ID)):
-        wrong(Artifact.SIGNATURE, f"it was made for run {invocation}, and is in run {run.info.id}")
+    if (signed_run := predicate["run"]) not in (run.info.id, run.info.tags.get(Tag.LOCAL_ID)):
+        wrong(Artifact.SIGNATURE, f"it was made for run {signed_run}, and is in run {run.info.id}")
     if (signed_verdict := predicate.get("verdict")) != (verdict := run.info.tags.get(Tag.VERDICT)):
         wrong("verdict", f"{Artifact.SIGNATURE} has {signed_verdict}; tag {Tag.VERDICT} has {verdict or 'nothing'}")
 

@@ -19,7 +19,7 @@ def open_tracker(location: str | Path | None = None) -> OfflineTracker:
 
     Raises BackendUnavailableError if MLflow is not installed; StoreError if the store cannot be used as it is.
     """
-    require(*RECORDING, *(["securesystemslib", "cryptography"] if signs_here() else []))
+    require(*RECORDING, *(["cryptography"] if signs_here() else []))
     return _open_once(resolve(location))
 
 

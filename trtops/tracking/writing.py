@@ -25,7 +25,7 @@ from trtops.tracking import owner, schema
 from trtops.tracking.artifact_files import check_path
 from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, Statement, Values, new_local_id
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
-from trtops.tracking.signatures import SIGNED_DOCUMENTS, sign_run
+from trtops.tracking.signatures import sign_run
 from trtops.verdict import MARKS, Verdict
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ class Run(ABC):
         self._artifacts: dict[str, ArtifactEntry] = {}
         self._history: dict[str, list[float]] = {}
         self._resumed = False
-        self._signed_files: dict[str, bytes] = {}
         self._sealed = False
         self._whole = False
         self._ended: RunStatus | None = None
@@ -170,9 +169,7 @@ class Run(ABC):
             self._put(Values(tags=tags))
             last = [Artifact.MANIFEST]
             if signing.signs_here():
-                self._put_artifact(
-                    sign_run(self.id, manifest, entries, verdict, self._signed_files), Artifact.SIGNATURE
-                )
+                self._put_artifact(sign_run(self.id, manifest, entries, verdict), Artifact.SIGNATURE)
                 last.append(Artifact.SIGNATURE)
             # The manifest must not reach the disk before the files that it lists.
             self._sync([entry.path for entry in entries])
@@ -274,8 +271,6 @@ class Run(ABC):
         entry = self._put_artifact(source, path)
         with self._lock:
             self._artifacts[path] = entry
-            if path in SIGNED_DOCUMENTS and isinstance(source, bytes):
-                self._signed_files[path] = source
 
     def _sync(self, paths: Iterable[str]) -> None:  # noqa: B027 - only a local store has a disk
         """Wait until the disk holds these artifacts, if they are on a disk of this machine."""

@@ -16,6 +16,7 @@ from trtops.backend.onnx.model import Model, is_lean, model_digest, raw_bytes
 from trtops.backend.onnx.precision import lower_precision
 from trtops.backend.onnx.save import save_model, serialize
 from trtops.backend.onnxrt.runner import reference_outputs
+from trtops.cli.main import main
 from trtops.ops.model import surgeon
 
 
@@ -107,3 +108,22 @@ def test_surgeon_writes_the_same_with_weights_in_files(
             if array is not None:
                 tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     assert lean == plain
+
+
+def test_conversion_to_fp16_reads_one_weight_at_a_time(
+    large_models: None, temporary_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = models.transformer()
+    path, converted = written(case, tmp_path / "model"), tmp_path / "fp16.onnx"
+    load = external.load
+
+    def load_small(tensor: onnx.TensorProto, folder: Path | None = None) -> None:
+        assert (copying.expected_bytes(tensor) or 0) <= 64
+        load(tensor, folder)
+
+    monkeypatch.setattr(external, "load_external_data", None)
+    monkeypatch.setattr(external, "load", load_small)
+
+    assert main(["convert", str(path), "--fp-to-fp16", "-o", str(converted)]) == 0
+
+    assert model_digest(onnx.load(converted)) == model_digest(lower_precision(case.proto, "fp16").model)

@@ -97,7 +97,7 @@ def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tm
 
     assert resolve(model, tracker=logged.tracker, name="conv_net").run_id == logged.runs["accepted"]
     forged = resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key])
-    assert forged.run_id is None and "manifest.dsse.json has" in forged.reason
+    assert forged.run_id is None and "manifest.sig has" in forged.reason
     (logged.folder("accepted") / Artifact.SIGNATURE).unlink()
     assert "is not signed" in resolve(model, tracker=logged.tracker, name="conv_net", keys=[logged.key]).reason
 
@@ -117,8 +117,7 @@ def test_reports_are_escaped_readable_and_signed(logged: Logged, monkeypatch: py
     assert result.headline in page and logged.runs["fp32"] in page and "http:" not in page
     assert "<script>alert" not in page and "&lt;script&gt;" in page
     _, statement = signing.verify(tracker.peek(result.run_id, Artifact.SIGNATURE) or b"", [logged.key])
-    names = {subject["name"] for subject in statement["subject"]}
-    assert {Artifact.AUDIT_RESULT, Artifact.REPORT, Artifact.MANIFEST} <= names
+    assert {Artifact.AUDIT_RESULT, Artifact.REPORT, Artifact.MANIFEST} <= signing.signed_files(statement).keys()
     assert statement["predicate"]["verdict"] == "good"
 
 

@@ -406,9 +406,9 @@ def test_forged_and_missing_signatures_are_named(
     file = logged.folder("fp32") / Artifact.SIGNATURE
     new_key(tmp_path / "forger.pem", tmp_path / "forger.pub")
     monkeypatch.setenv(signing.KEY_VARIABLE, str(tmp_path / "forger.pem"))
-    _, signed = signing.open_envelope(file.read_bytes())
-    subjects = {subject["name"]: subject["digest"]["sha256"] for subject in signed["subject"]}
-    file.write_bytes(signing.sign(subjects, signed["predicate"]))
+    signed = signing.open_bundle(file.read_bytes())
+    facts = {name: signed["predicate"][name] for name in ("run", "verdict")}
+    file.write_bytes(signing.sign("run", signing.signed_files(signed), **facts))
     logged.copy_to_model("fp32")
     monkeypatch.delenv(signing.KEY_VARIABLE)
 
@@ -437,7 +437,7 @@ def test_unsigned_run_of_a_signed_store_is_not_verified(logged: Logged) -> None:
 def test_signature_covers_verdict_and_run(logged: Logged) -> None:
     logged.set("fp32", "tag", Tag.VERDICT, "bad")
     run_audit = checked(logged, "fp32", keys=(str(logged.key),))
-    assert f"manifest.dsse.json has good; tag {Tag.VERDICT} has bad" in [
+    assert f"manifest.sig has good; tag {Tag.VERDICT} has bad" in [
         contradiction.reason for contradiction in run_audit.contradictions
     ]
 

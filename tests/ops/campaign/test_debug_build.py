@@ -2,6 +2,7 @@
 kills."""
 
 import dataclasses
+import gc
 import os
 import platform
 import random
@@ -456,6 +457,24 @@ def test_campaign_killed_at_random_gives_same_result(model, data, tmp_path: Path
     assert (result.good, result.bad, result.diff) == (undisturbed.good, undisturbed.bad, undisturbed.diff)
     table = CampaignTable.from_bytes(tracker.load(result.run_id).read_bytes(Artifact.CAMPAIGN_TABLE))
     assert set(table.names) == {info.id for info in whole}
+
+
+def test_campaign_leaves_no_garbage_in_memory(tmp_path: Path) -> None:
+    counts: list[int] = []
+    gc.collect()
+    gc.disable()  # as on the command line, whose threshold is never reached
+
+    try:
+        debug_build(
+            models.identity().write(tmp_path),
+            of_one_node(5),
+            tracker=MlflowTracker(tmp_path / "mlruns"),
+            progress=lambda _: counts.append(len(gc.get_objects())),
+        )
+    finally:
+        gc.enable()
+
+    assert counts[5] - counts[3] < 1000  # it was 5,000
 
 
 def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path) -> None:

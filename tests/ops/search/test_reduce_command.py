@@ -39,6 +39,7 @@ def reduced(check: CommandCheck, **options: object) -> ReduceResult:
         ({}, -11, "", "fail"),
         ({}, 127, "", "error"),
         ({}, 1, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'", "error"),
+        ({}, 2, "python: can't open file '/x.py': [Errno 2] No such file or directory", "error"),
         ({}, 1, "Traceback (most recent call last):\nAssertionError: x", "fail"),
         ({"fail_codes": (127,)}, 127, "", "fail"),
         ({"fail_codes": (3,)}, 3, "", "fail"),

@@ -18,7 +18,7 @@ from trtops import errors
 from trtops.backend.loader import BaseLoader, ValueOrCallable, immediately
 from trtops.backend.onnx import edit, external, fold, precision, save, shapes
 from trtops.backend.onnx.copying import copy_of
-from trtops.backend.onnx.model import Model, parse_proto, read_proto
+from trtops.backend.onnx.model import Model, is_large, parse_proto, read_proto
 from trtops.func import value_of
 from trtops.metadata import TensorSpec
 
@@ -58,12 +58,14 @@ class OnnxFromPath(BaseLoader[onnx.ModelProto]):
     path: str | Path
     external_data_dir: str | Path | None = None  # the model's folder unless given; files outside of it are refused
     ignore_external_data: bool = False  # such a model has structure but no weights
+    lean: bool = False  # whether large weights of a model above 2 GiB stay in their files, as in `Model.proto`
 
     def call_impl(self) -> onnx.ModelProto:
         log.info("Loading model: %s", self.path)
         model = read_proto(self.path)
         if not self.ignore_external_data:
-            external.load_external_data(model, Path(self.external_data_dir or Path(self.path).absolute().parent))
+            load = external.anchor if self.lean and is_large(model) else external.load_external_data
+            load(model, Path(self.external_data_dir or Path(self.path).absolute().parent))
         return model
 
 
@@ -123,14 +125,16 @@ class ConvertToFp16(BaseLoader[onnx.ModelProto]):
     """Rewrites a model to compute in FP16; see :func:`trtops.backend.onnx.precision.convert_to_fp16`.
 
     Inputs and outputs keep their types, with Cast nodes. TensorRT's own FP16 mode does not need this. The result is a
-    new model; ``copy`` has no effect.
+    new model; ``copy`` has no effect. If weights of the model are in files, the folder ``weights`` gets those of the
+    result.
     """
 
     model: OnnxModel = field(repr=False)
     copy: bool | None = None
+    weights: Path | None = None
 
     def call_impl(self) -> onnx.ModelProto:
-        return precision.convert_to_fp16(_model_to_read(self.model))
+        return precision.convert_to_fp16(_model_to_read(self.model), weights=self.weights)
 
 
 @dataclass(frozen=True)

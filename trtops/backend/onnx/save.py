@@ -3,12 +3,15 @@
 import contextlib
 import itertools
 from pathlib import Path
+from typing import IO, Any
 
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from trtops import errors
 from trtops.backend.onnx import copying, external, walk
+from trtops.backend.onnx.external import ExternalData
+from trtops.backend.onnx.messages import GraphProto, ModelProto, TensorProto
 from trtops.backend.onnx.model import is_lean, raw_bytes
 from trtops.system.files import open_atomically, replaced_together
 
@@ -95,7 +98,7 @@ def save_model(
     if external_data_path is None:
         if model_bytes(model) < PROTOBUF_LIMIT:
             with open_atomically(path) as file:
-                file.write(_checked_bytes(with_weights(model)))
+                _write_whole(model, file)
             return
         external_data_path = ""
     folder_or_file = f"{path.name}.data" if all_tensors_to_one_file else "."
@@ -130,6 +133,47 @@ def save_model(
             written = copying.copy_model(model, put)
         with open_part(path) as file:
             file.write(_checked_bytes(written))
+
+
+def _write_whole(model: onnx.ModelProto, file: IO[bytes]) -> None:
+    """Write a model into one file; the weights of a lean one are read one at a time."""
+    if not is_lean(model):
+        file.write(_checked_bytes(model))
+        return
+    # Protobuf would hold all weights twice. Its format is a field's number, the number of bytes, and the bytes.
+    bare = copying.copy_of(model)
+    bare.graph.ClearField("initializer")
+    graph = with_weights(bare).graph.SerializeToString()
+    bare.ClearField("graph")
+    heads: list[bytes] = []
+    values: list[ExternalData | None] = []
+    for tensor in model.graph.initializer:
+        if external.is_anchored(tensor):
+            location, header = external.locate(tensor), TensorProto(doc_string=tensor.doc_string)
+            copying.copy_header(tensor, header)
+            inside = header.SerializeToString() + _field_head(TensorProto, "raw_data", location.length)
+        else:
+            location, inside = None, tensor.SerializeToString()
+        length = 0 if location is None else location.length
+        heads.append(_field_head(GraphProto, "initializer", len(inside) + length) + inside)
+        values.append(location)
+    size = len(graph) + sum(map(len, heads)) + sum(location.length for location in values if location is not None)
+    file.write(bare.SerializeToString() + _field_head(ModelProto, "graph", size) + graph)
+    for head, location in zip(heads, values):
+        file.write(head)
+        for block in () if location is None else location.blocks():
+            file.write(block)
+
+
+def _field_head(message: Any, name: str, size: int) -> bytes:
+    """Return what protobuf writes before the bytes of a field: its number and type, and its size."""
+    head = bytearray()
+    for number in (message.DESCRIPTOR.fields_by_name[name].number << 3 | 2, size):
+        while number > 0x7F:
+            head.append(number & 0x7F | 0x80)
+            number >>= 7
+        head.append(number)
+    return bytes(head)
 
 
 def model_bytes(model: onnx.ModelProto) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
 from trtops.cli.logs import say
 from trtops.extras import installed, sentence
+from trtops.system.processes import temporary_prefix
 
 if TYPE_CHECKING:
     from trtops.backend.base import Build
@@ -68,8 +70,12 @@ def convert(args: Options) -> Job:
         raise UsageError(f"{args.output}: its suffix does not say what to make; use --convert-to trt, or another kind")
     suffix = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
     is_written = args.output is not None or args.experiment is None
-    output = args.output = args.output or f"{Path(args.model_file).stem}{suffix}"
+    output = args.output = args.output or f"{Path(args.model_file).stem.removesuffix('.py')}{suffix}"
     if target == "ort" or args.experiment is not None:
+        if kind in ("torch", "trt-network-script"):
+            if args.model_file.endswith(".py"):
+                raise UsageError(f"{args.model_file}: name the function that returns the PyTorch module: net.py:make")
+            return _evaluated(args, target, output if is_written else None)
         if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
             raise UsageError("only engines of unchanged ONNX files are recorded; convert the model first")
         return _evaluated(args, target, output if is_written else None)
@@ -77,7 +83,9 @@ def convert(args: Options) -> Job:
     recorded = Group("", groups.STATISTICS, groups.STORE, EVALUATION, configs.QUANTIZING)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
     loader: Any
+    folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("weights"))
     args.ignore("profile", configs.ONNXRT_ONLY)
+    configs.export_torch(args, scripts=False)
     if target == "trt":
         args.ignore(groups.SAVE_AS)
         loader = SaveBytes(loading.engine_bytes(args), output)
@@ -85,14 +93,15 @@ def convert(args: Options) -> Job:
         lower = groups.PRECISIONS.only("fp16", "bf16", "fp8", "int8")
         configs.refuse(args, lower, "is for engines; --fp-to-fp16 rewrites an ONNX file in FP16")
         args.ignore(*groups.TRT_BUILD, groups.DATA, "input_shapes")
-        loader = loading.saved_onnx(loading.onnx_model(args), output, args)
+        loader = loading.saved_onnx(loading.onnx_model(args, Path(folder.name)), output, args)
     else:
         args.ignore(groups.TRT_SHAPES, groups.TRT_TACTICS, groups.TRT_CONFIG, groups.DATA, "input_shapes")
         args.ignore(groups.PRECISIONS.without("--precision-constraints"))
         loader = loading.saved_onnx(trt.OnnxLikeFromNetwork(loading.network(args)), output, args)
 
     def write() -> int:
-        loader()
+        with folder:
+            loader()
         say(f"Wrote {output}")
         return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
@@ -72,7 +73,11 @@ def calibrate(args: Options) -> Job:
 @command(
     Group(
         "sides",
-        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz", file="reads"),
+        flag(
+            "actual",
+            "the side under test: run:ID, .onnx, .engine, .plan, .ort, .pt2, script.py:function, .json or .npz",
+            file="reads",
+        ),
         flag("golden", "the reference", file="reads"),
         flag("more*", "further runs, for --html"),
         flag(
@@ -122,10 +127,34 @@ def compare(args: Options) -> Job:
 
 @command(
     Group(
+        "engine",
+        flag("engine", "the engine (.plan, .engine, .trt, .ort, .onnx), or a folder of them", file="reads"),
+        flag("--model FILE", "its ONNX model; for a folder of engines, also a folder of models", required=True),
+    ),
+    configs.config_flags("evaluation", "EvaluateConfig"),
+    groups.STATISTICS,
+    groups.SOURCE,
+    groups.TRACKING,
+    groups.PROFILE,
+    groups.JSON,
+    examples=("trtops evaluate model.plan --model model.onnx --load-inputs inputs.npz",),
+)
+def evaluate(args: Options) -> Job:
+    """Compare an engine that another program built with its model, and record it with what is not known of it.
+
+    Exits with 1 unless it, or each engine of a folder, is good.
+    """
+    config = configs.make(args, "EvaluateConfig", configs.check_values(args))
+    progress = ("Evaluating", "engines") if Path(args.engine).is_dir() else None
+    return op_job(args, "evaluate", args.engine, args.model, config, store="temporary", progress=progress)
+
+
+@command(
+    Group(
         "candidates",
         flag(
             "models*",
-            "ONNX models (default: the store's accepted engines, in the newest --release)",
+            "models: .onnx, .pt2, script.py:function (default: the store's accepted engines, in the newest --release)",
             shown="MODEL",
             file="reads",
         ),
@@ -196,6 +225,22 @@ def report(args: Options) -> Job:
 
 
 @command(
+    Group("run", flag("run", "a build's run, or an iteration's")),
+    configs.config_flags("repository", "ExportConfig", {"triton": "--triton", "max_batch": "--max-batch"}),
+    groups.STORE,
+    groups.JSON,
+    examples=("trtops export 8d6e3f1a --triton models --max-batch 8",),
+)
+def export(args: Options) -> Job:
+    """Write a good engine into a Triton model repository, as the next version of a model.
+
+    Triton batches only where the optimization profiles take the batches and the self-check holds. The folder `client`
+    next to the versions has a script that repeats the verdict on a running server.
+    """
+    return op_job(args, "export", args.run, configs.make(args, "ExportConfig"), store="reads")
+
+
+@command(
     groups.ONNX_MODEL,
     Group(
         "measuring",
@@ -220,7 +265,7 @@ def sensitivity(args: Options) -> Job:
 
 
 @command(
-    Group("model", flag("model_file", "the ONNX model")),
+    groups.ONNX_MODEL,
     Group(
         "triage",
         flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),

@@ -30,7 +30,7 @@ from trtops.tracking.records import LISTING, Statement, is_local
 from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.signatures import check_signature
 
-BUILDS = ("build", "iteration", "promote", "gate")
+BUILDS = ("build", "evaluate", "iteration", "promote", "gate")
 """Kinds of runs that hold an engine; a gate only does if it built its candidate."""
 
 

@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(
     CheckConfig,
-    uses={"": "data input_shapes iterations seed val_range labels tolerances warm_up latency_runs power self_check"},
+    uses={
+        "": "data input_shapes input_dtypes iterations seed val_range labels tolerances warm_up latency_runs power "
+        "self_check"
+    },
 ):
     """The comparison of two sides, and its data."""
 

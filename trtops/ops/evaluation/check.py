@@ -13,6 +13,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
+from trtops.backend.torch.export import export_of
 from trtops.calibration.data import data_source
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
@@ -21,6 +22,7 @@ from trtops.comparator.table import METRICS
 from trtops.json.numpy_files import load_numpy
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
+from trtops.ops.evaluation.export_check import ExportCheck, check_export
 from trtops.ops.evaluation.limits import NoiseLimits
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
@@ -147,6 +149,7 @@ class Evaluation(Record):
     noise: NoiseLimits | None = None  # the model's own noise, from which the limits are derived; None if they are given
     self_check: SelfCheck | None = None
     foreign_golden: str = ""  # why given golden outputs are not those of the model; empty if they are
+    export: ExportCheck | None = None  # of a PyTorch model, compared with its export
 
     @property
     def verdict(self) -> Verdict:
@@ -154,6 +157,8 @@ class Evaluation(Record):
 
         ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
+        if self.export is not None and self.export.verdict != "good":
+            return self.export.verdict
         if self._rounding_explains:
             return "unproven"
         if self._faults or not self.report:
@@ -163,9 +168,10 @@ class Evaluation(Record):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is not good, one sentence each."""
+        lost = () if self.export is None else self.export.reasons
         if self._rounding_explains:
-            return (self._unproven or _ONLY_RANDOM, *self._faults)
-        return self._faults or ((self._unproven,) if self.report and self._unproven else ())
+            return (*lost, self._unproven or _ONLY_RANDOM, *self._faults)
+        return (*lost, *(self._faults or ((self._unproven,) if self.report and self._unproven else ())))
 
     @property
     def _unproven(self) -> str:
@@ -289,6 +295,10 @@ def assess(
             name, [output.name for output in report.outputs], "The tolerances are for an output that does not exist:"
         )
     evidence, data_iterations, foreign = None, report.iterations, ""
+    export = None if right is None or feeds is None else export_of(right.model.path)
+    exported = None
+    if export is not None and right is not None and feeds is not None:
+        exported = run_step("check export", check_export, export, right.model, feeds)
     elements = sum(statistics.elements for statistics in report.statistics.values())
     if right is not None and config.golden is not None and not report:
         model_report = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)
@@ -320,6 +330,7 @@ def assess(
             blind=seen.covered.blind(theirs),
             undefined=undefined.reasons,
             constant=seen.covered.constant_outputs(theirs),
+            export="" if exported is None else exported.sentence(),
         )
     # Labels are for the given data, not for its copies at other shapes.
     accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, data_iterations)
@@ -330,6 +341,7 @@ def assess(
         evidence=evidence,
         noise=noise,
         foreign_golden=foreign,
+        export=exported,
     )
 
 

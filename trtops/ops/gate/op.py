@@ -19,7 +19,7 @@ from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.releases import name_of
 from trtops.ops.gate.result import GateResult
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
-from trtops.ops.result import OpRun, model_file, op_run, run_step, tracker_or_default
+from trtops.ops.result import OpRun, model_file, model_source, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
 from trtops.system.worker import close_workers
 from trtops.tracking import builds, schema
@@ -92,7 +92,7 @@ def gate(
             findings += tuple(finding for finding in evaluated if finding.subject not in ended)
         result = GateResult(
             title=f"gate {path.name} {precision} {release}",
-            subject=str(path),
+            subject=model_source(path),
             findings=findings,
             policy=config.policy,
             precision=precision,

@@ -102,7 +102,8 @@ class Policy(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(
-    EngineConfig, uses={"check": "data input_shapes iterations seed val_range golden labels power self_check"}
+    EngineConfig,
+    uses={"check": "data input_shapes input_dtypes iterations seed val_range golden labels power self_check"},
 ):
     """One candidate, and its policy, with the tolerances.
 

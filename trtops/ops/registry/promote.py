@@ -70,6 +70,7 @@ class PromoteResult(OpResult):
     version: str
     engine_sha256: str
     coverage: float
+    built_elsewhere: bool = False
     evaluation: Evaluation
     agreement: Evaluation
 
@@ -85,10 +86,13 @@ class PromoteResult(OpResult):
 
     def body(self) -> Iterable[str]:
         """Where it is registered, and how it was verified."""
+        origin = f"built from run `{self.source_run}`; all replayable tactics ({self.coverage:.0%} of layers) followed"
+        if self.built_elsewhere:
+            origin = f"the engine of run `{self.source_run}` itself, which was built elsewhere"
         return [
             f"Version {self.version} of `{self.name}`, alias `{self.alias}`.",
             "",
-            f"- built from run `{self.source_run}`; all replayable tactics ({self.coverage:.0%} of layers) followed",
+            f"- {origin}",
             f"- agrees with the golden outputs: {self.evaluation.report.verdict}",
             f"- agrees with that run's engine: {self.agreement.report.verdict}",
         ]
@@ -154,7 +158,7 @@ def promote(
     campaign = next((info for info in lineage if info.kind == "debug_build"), None)
     check = config.check
     if check is None:
-        check = _check_of(tracker, campaign or stored.info)
+        check = check_of(tracker, campaign or stored.info)
         ask_for((campaign or stored.info).id, scripts_of(check.data), (), allowed=config.allow_scripts)
     run_tags = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
     name = f"promote {stored.info.name}"
@@ -168,7 +172,7 @@ def promote(
     return replace(result, version=version.version)
 
 
-def _check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
+def check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
     """The check of a run or campaign: on its kept data and golden outputs, or else on their sources."""
     stored = tracker.load(info.id) if info.status == "finished" else None
     # A campaign in progress has no manifest yet.
@@ -206,10 +210,12 @@ def _build_and_verify(
     build_config = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
     build_place = promotion_place(stored.info, config)
     with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
-        caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
-        # Raises unless all replayable tactics are followed.
-        build = backend.build(BuildRequest(model, build_config, caches=caches))
-        key = builds.build_key(build.spec, build.engine.environment)
+        caches, key, build = Caches(), None, source
+        if source.spec.engine_sha256 is None:  # otherwise it was built elsewhere, and is accepted itself
+            caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
+            # Raises unless all replayable tactics are followed.
+            build = backend.build(BuildRequest(model, build_config, caches=caches))
+            key = builds.build_key(build.spec, build.engine.environment)
         builds.log_spec(run, build.spec, build.engine.environment)
         feeds = check.open_for(model, profiles=build_config.profiles)
         log_materials(run, caches=caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
@@ -245,6 +251,7 @@ def _build_and_verify(
         version="",
         engine_sha256=build.engine.sha256,
         coverage=build.tactics.coverage,
+        built_elsewhere=build.spec.engine_sha256 is not None,
         evaluation=evaluation,
         agreement=agreement,
     )

@@ -31,7 +31,7 @@ from trtops.system.worker import warm_worker
 _TAIL_CHARACTERS = 2000
 _NOT_RUN = (126, 127)  # exit codes of shells that cannot run a program
 _OWN_ERROR = re.compile(
-    r"^(SyntaxError|IndentationError|NameError|ImportError|ModuleNotFoundError|FileNotFoundError): .*\Z", re.MULTILINE
+    r"^((Syntax|Indentation|Name|Import|ModuleNotFound|FileNotFound)Error: |\S+: can't open file ).*\Z", re.MULTILINE
 )
 # Idle children that have imported what most commands of trtops need, which takes most of a short one's time.
 _IMPORTED = (

@@ -16,9 +16,10 @@ from trtops.verdict import Verdict
 Kind: TypeAlias = Literal[
     "none", "data", "invalid model", "shape", "not repeatable", "nan", "wrong constant", "lost node", "dead branch",
     "model", "build", "intermittent", "tactic", "overflow", "underflow", "cancellation", "rounding", "range",
-    "quantization", "builder",
+    "quantization", "builder", "export",
 ]  # fmt: skip
-"""Kinds of faults. ``model`` is any fault of the model other than those listed before it."""
+"""Kinds of faults. ``model`` is any fault of the model other than those listed before it, ``export`` one of the way
+from PyTorch to ONNX."""
 
 NOT_ANSWERED = "not answered"  # the answer to a question that there was no time for
 
@@ -26,7 +27,10 @@ NOT_ANSWERED = "not answered"  # the answer to a question that there was no time
 @dataclass(frozen=True, kw_only=True)
 class TriageConfig(
     EngineConfig,
-    uses={"check": "data input_shapes iterations seed val_range golden tolerances min_precision_share self_check"},
+    uses={
+        "check": "data input_shapes input_dtypes iterations seed val_range golden tolerances min_precision_share "
+        "self_check"
+    },
 ):
     """The engine to triage, the data, and the limits of the search.
 

@@ -27,6 +27,7 @@ from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel
+from trtops.ops.result import model_source
 from trtops.ops.search.submodel import EngineRunner
 from trtops.ops.triaging.result import TriageConfig
 from trtops.record import sha256_file
@@ -190,7 +191,9 @@ class Subject:
         """Return the command that builds or calibrates the engine on this data, with changes of its options."""
         options = arguments_of(self.config)
         # Convert has the options of triage.
-        step = NextStep.after(options, "triage" if verb == "convert" else verb, {"model": self.path, **changes})
+        step = NextStep.after(
+            options, "triage" if verb == "convert" else verb, {"model": model_source(self.path), **changes}
+        )
         experiment = None if isinstance(self.tracker, MemoryTracker) else self.experiment
         return NextStep(verb, {**step.arguments, "experiment": experiment})
 

@@ -1,0 +1,1 @@
+"""After the engine: certificates, and what serves an engine. Imports nothing above ``backend``."""
