@@ -40,7 +40,7 @@ from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 
 # Options of a check that do not change its verdict.
-_NOT_DECIDING = ("data", "golden", "labels", "warm_up", "latency_runs", "plots", "power")
+_NOT_DECIDING = ("data", "golden", "metric", "labels", "loss", "warm_up", "latency_runs", "plots", "power")
 
 
 @dataclass(frozen=True)
