@@ -17,6 +17,8 @@ from trtops.verbs import bisect as bisect
 from trtops.verbs import build_list as build_list
 from trtops.verbs import bundle as bundle
 from trtops.verbs import calibrate as calibrate
+from trtops.verbs import choose as choose
+from trtops.verbs import choose_all as choose_all
 from trtops.verbs import compare as compare
 from trtops.verbs import convert as convert
 from trtops.verbs import debug_build as debug_build

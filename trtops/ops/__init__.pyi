@@ -99,6 +99,11 @@ from trtops.ops.search.accuracy import AccuracyConfig as AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult as AccuracyResult
 from trtops.ops.search.accuracy import Emulated as Emulated
 from trtops.ops.search.accuracy import accuracy as accuracy
+from trtops.ops.search.choose import ChooseConfig as ChooseConfig
+from trtops.ops.search.choose import ChooseListResult as ChooseListResult
+from trtops.ops.search.choose import ChooseResult as ChooseResult
+from trtops.ops.search.choose import choose as choose
+from trtops.ops.search.choose import choose_all as choose_all
 from trtops.ops.search.command import CommandCheck as CommandCheck
 from trtops.ops.search.precision import ModelWriter as ModelWriter
 from trtops.ops.search.precision import PrecisionConfig as PrecisionConfig

@@ -58,7 +58,7 @@ def build_list(args: Options) -> Job:
     examples=("trtops calibrate model.onnx --calibration-data images.npz --load-inputs held_out.npz -o int8.cache",),
 )
 def calibrate(args: Options) -> Job:
-    """Find INT8 ranges from real data, and compare INT8 with other precisions.
+    """Find INT8 ranges from real data, and evaluate INT8 with them.
 
     The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
     """
@@ -68,6 +68,30 @@ def calibrate(args: Options) -> Job:
     if config.calibration_data is None and config.check.data is None:
         raise UsageError("calibration needs real data: use --calibration-data, --load-inputs or --data-loader-script")
     return op_job(args, "calibrate", args.model_file, config, store="temporary", progress=("Calibrating", "samples"))
+
+
+@command(
+    Group("models", flag("models+", "ONNX models", shown="MODEL", file="reads")),
+    configs.config_flags("limits and candidates", "ChooseConfig", skip="build check"),
+    Group("evaluation", groups.STATISTICS),
+    configs.config_flags("evaluation", "ChooseConfig", skip="build data"),
+    configs.QUANTIZING,
+    groups.SOURCE,
+    groups.TRACKING,
+    groups.JSON,
+    examples=(
+        "trtops choose model.onnx --data images.npz --loss 1%",
+        "trtops choose model.onnx --data images.npz --metric detection --labels coco.json --loss 0.5% --latency 2ms",
+    ),
+)
+def choose(args: Options) -> Job:
+    """Find the fastest engine within limits, among precisions, kept layers, providers and settings.
+
+    Each candidate is a child run; what cannot win is not built, and the table says why. Exits with 1 if none is within
+    the limits.
+    """
+    config = configs.make(args, "ChooseConfig", configs.check_values(args), build=configs.make(args, "BuildConfig"))
+    return op_job(args, "choose_all", tuple(args.models), config, store="writes", progress=("Choosing", "candidates"))
 
 
 @command(
