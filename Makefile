@@ -8,7 +8,7 @@ CONSTRAINTS = .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print(310 if s
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check static fast pytest format test-gpu test-gpu-ort bench ui up down deploy docs clean
+.PHONY: help demo test check static fast pytest format test-torch test-gpu test-gpu-ort bench ui up down deploy docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -68,6 +68,13 @@ test-gpu: ## run the tests that need TensorRT and a GPU, with the interpreter PY
 
 test-gpu-ort: ## run the tests that need ONNX Runtime with CUDA and a GPU, with the interpreter PYTHON; none is skipped
 	TRTOPS_REQUIRE_GPU_ORT=1 $(PYTHON) -m pytest -q -m gpu_ort --durations=12
+
+$(VENV)/.torch: $(VENV)/.test
+	$(PIP) -e '.[torch]'
+	@touch $@
+
+test-torch: $(VENV)/.torch ## run the tests that need PyTorch, on the CPU
+	$(PY) -m pytest -q tests/torch tests/frameworks
 
 bench: $(VENV)/.test ## measure against Polygraphy on this machine; about ten minutes
 	@missed=; for file in tests/benchmarks/bench_*.py; do case $$file in *_trt*.py) continue;; esac; \

@@ -13,7 +13,8 @@ _MODULES = {  # by extra; pyproject.toml lists the packages
     "dask": "prefect_dask",
     "team": "flask_wtf",
     "plots": "matplotlib",
-    "torch": "torch",
+    "tasks": "pycocotools jiwer",
+    "torch": "torch onnxscript",
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules.split()}
 """Extras of pyproject.toml by the module that they install."""

@@ -241,6 +241,18 @@ class BuildSpec(Record):
     # Input shapes, by name, that tactics were timed at; empty if the model or the config decides them, or the builder
     # does.
     timed_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    engine_sha256: str | None = None  # of an engine that another program built
+    unknown: tuple[str, ...] = ()  # what is not known of its build, in phrases
+
+    def stated(self) -> dict[str, JSONValue]:
+        """The options of the config; of an engine that another program built, only those that the engine shows."""
+        options = self.config.to_dict()
+        if self.engine_sha256 is None:
+            return options
+        backend_options = options["options"]
+        assert isinstance(backend_options, dict)
+        shown = {name: value for name, value in backend_options.items() if name in ("kind", "providers")}
+        return {"precision": options["precision"], "profiles": options["profiles"], "options": shown}
 
     def deciding(self) -> JSONValue:
         """All parts, with the deciding part of the config; calibration for 8 bits only."""

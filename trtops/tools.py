@@ -132,7 +132,7 @@ class ModelArgs(_OwnArgs):
     ) -> None:
         """Choose options: a model that must be given, of one type; another name for input shapes, or False for none."""
         self.required_model_type = required_model_type
-        model, kind, shapes = groups.MODEL.flags
+        model, kind, shapes, _ = groups.MODEL.flags
         model = dataclasses.replace(model, takes="one" if model_opt_required else "optional")
         shapes = dataclasses.replace(shapes, dest="input_shapes", help=input_shapes_opt_doc or shapes.help)
         if isinstance(input_shapes_opt_name, str):

@@ -39,11 +39,15 @@ from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.evaluate import EvaluateConfig
+from trtops.ops.engines.evaluate_result import EvaluateResult
 from trtops.ops.engines.model_list import ModelList
 from trtops.ops.engines.request import CommandData
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.exporting import ExportConfig
+from trtops.ops.exporting import ExportResult
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.policy import AccuracyLimit
@@ -58,6 +62,9 @@ from trtops.ops.registry.promote import PromoteConfig
 from trtops.ops.registry.promote import PromoteResult
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult
+from trtops.ops.search.choose import ChooseConfig
+from trtops.ops.search.choose import ChooseListResult
+from trtops.ops.search.choose import ChooseResult
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.delta import Step
 from trtops.ops.search.precision import Candidate
@@ -81,8 +88,9 @@ def accuracy(
     model: str | PathLike[str] | Model | ModelProto, actual: BuildConfig | Callable[[ModelProto], BaseRunner],
     config: AccuracyConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str,
     str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ..., data: DataSource | None =
-    ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
-    tuple[float, float]] = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...
+    ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ...,
+    seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., tolerances: Tolerances | None |
+    Mapping[str, Any] = ...
 ) -> AccuracyResult: ...
 
 def audit(
@@ -119,24 +127,54 @@ def calibrate(
     None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int |
     None], None] | None = ..., calibration_data: DataSource | None = ..., algorithm: Literal['best', 'minmax',
     'entropy', 'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ...,
-    min_samples: int = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., output:
-    str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int =
-    ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str]
-    = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions |
-    TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
-    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
-    None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
-    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
-    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    min_samples: int = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] =
+    ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] =
+    ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ...,
+    options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None =
+    ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
+    warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
+    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
+
+def choose(
+    model: str | PathLike[str], config: ChooseConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None
+    = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int | None],
+    None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., loss: str |
+    None = ..., latency: str | None = ..., minutes: float = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] =
+    ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., resume: str | None = ...,
+    profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ...,
+    calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] =
+    ..., qdq_rules: Sequence[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
+    ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
+    tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ...,
+    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...
+) -> ChooseResult: ...
+
+def choose_all(
+    models: Sequence[str | PathLike[str]], config: ChooseConfig = ..., *, tracker: Tracker | None = ..., experiment:
+    str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None], None] | None =
+    ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., loss: str | None = ...,
+    latency: str | None = ..., minutes: float = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] = ...,
+    precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., resume: str | None = ..., profiles:
+    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit:
+    Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules:
+    Sequence[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ...,
+    input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
+    tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ...,
+    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...
+) -> ChooseResult | ChooseListResult: ...
 
 def compare(
     actual: str | PathLike[str], golden: str | PathLike[str], config: CompareConfig | CheckConfig = ..., *, tracker:
     Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None =
-    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int
-    = ..., val_range: Mapping[str, tuple[float, float]] = ..., labels: str | None = ..., tolerances: Tolerances |
-    None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., power: bool = ..., self_check: bool
-    | None = ...
+    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
+    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None |
+    Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., power: bool = ..., self_check: bool | None
+    = ...
 ) -> CompareResult: ...
 
 def convert(
@@ -150,9 +188,10 @@ def convert(
     calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ...,
     qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
     OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
-    float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str,
-    Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None =
+    ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
+    warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
     min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
     Literal['onnxruntime', 'tensorrt'] = ...
 ) -> ConvertResult: ...
@@ -171,11 +210,12 @@ def debug_build(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., check_seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
-    Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
-    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
-    None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., check_seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ...,
+    metric: DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None
+    | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never']
+    = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> DebugBuildResult: ...
 
 def diff_tactics(
@@ -184,11 +224,30 @@ def diff_tactics(
     None = ..., by: Literal['tactic', 'format', 'precision', 'algorithm'] = ..., confidence: float = ...
 ) -> DiffTacticsResult: ...
 
+def evaluate(
+    engine: str | PathLike[str], model: str | PathLike[str], config: EvaluateConfig = ..., *, tracker: Tracker |
+    None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ...,
+    progress: Callable[[int, int | None], None] | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8',
+    'int8'] | None = ..., providers: Sequence[str] = ..., keep_model: bool = ..., timeout_seconds: float | None =
+    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
+    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
+    None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
+    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
+    None = ...
+) -> EvaluateResult: ...
+
+def export(
+    run: str, config: ExportConfig = ..., *, tracker: Tracker | None = ..., triton: str | None = ..., name: str |
+    None = ..., max_batch: int | None = ..., queue_microseconds: int = ..., instances: int = ..., labels: str | None
+    = ..., allow_unproven: bool = ..., allow_scripts: bool = ..., materials: str | None = ...
+) -> ExportResult: ...
+
 def gate(
     model: str | PathLike[str], config: GateConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
     ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., session: GateSession | None = ...,
     calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., candidate: str | None = ...,
-    accepted: str | None = ..., minutes: float = ..., metric: Literal['wall', 'cpu-time', 'instructions'] |
+    accepted: str | None = ..., minutes: float = ..., clock: Literal['wall', 'cpu-time', 'instructions'] |
     Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices: Sequence[str] = ...,
     use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted: bool = ...,
     accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
@@ -196,13 +255,14 @@ def gate(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., power: bool = ...,
-    self_check: bool | None = ..., precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] |
-    Mapping[str, Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency:
-    LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy:
-    AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ...,
-    backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool |
+    None = ..., precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] =
+    ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None |
+    Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None |
+    Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult: ...
 
 def gate_all(
@@ -210,7 +270,7 @@ def gate_all(
     Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., kernel: str = ..., tracker: Tracker | None =
     ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None],
     None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., candidate:
-    str | None = ..., accepted: str | None = ..., minutes: float = ..., metric: Literal['wall', 'cpu-time',
+    str | None = ..., accepted: str | None = ..., minutes: float = ..., clock: Literal['wall', 'cpu-time',
     'instructions'] | Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices: Sequence[str]
     = ..., use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted: bool = ...,
     accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
@@ -218,13 +278,14 @@ def gate_all(
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., power: bool = ...,
-    self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'],
-    Limits] | Mapping[str, Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ...,
-    latency: LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ...,
-    accuracy: AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool =
-    ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool |
+    None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str,
+    Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None |
+    Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None |
+    Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult | MatrixResult: ...
 
 def inspect_engines(
@@ -238,11 +299,12 @@ def precision(
     BaseRunner] = ..., evaluate: Callable[[Candidate], bool] | None = ..., tracker: Tracker | None = ...,
     experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str |
     PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
-    shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
-    tuple[float, float]] = ..., to: Literal['fp16', 'bf16'] = ..., mode: Literal['minimal', 'bisect', 'linear'] =
-    ..., direction: Literal['forward', 'reverse'] = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
-    profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., exclude: Sequence[str] = ..., max_checks: int
-    | None = ..., output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
+    shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed:
+    int = ..., val_range: Mapping[str, tuple[float, float]] = ..., to: Literal['fp16', 'bf16'] = ..., mode:
+    Literal['minimal', 'bisect', 'linear'] = ..., direction: Literal['forward', 'reverse'] = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ...,
+    exclude: Sequence[str] = ..., max_checks: int | None = ..., output: str | None = ..., load_replay: str | None =
+    ..., save_replay: str | None = ...
 ) -> PrecisionResult: ...
 
 def promote(
@@ -263,20 +325,20 @@ def reduce(
     'error'] | CheckOutcome], config: ReduceConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
     ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ...,
     progress: Callable[[Step], None] | None = ..., data: DataSource | None = ..., shapes: Mapping[str,
-    Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] =
-    ..., mode: Literal['bisect', 'linear'] = ..., max_checks: int | None = ..., reduce_outputs: bool = ...,
-    reduce_inputs: bool = ..., inputs: Literal['real', 'declared'] = ..., output: str | None = ..., min_good: str |
-    None = ..., load_replay: str | None = ..., save_replay: str | None = ..., external_data: str | None = ...,
-    size_threshold: int = ..., one_file: bool = ...
+    Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range:
+    Mapping[str, tuple[float, float]] = ..., mode: Literal['bisect', 'linear'] = ..., max_checks: int | None = ...,
+    reduce_outputs: bool = ..., reduce_inputs: bool = ..., inputs: Literal['real', 'declared'] = ..., output: str |
+    None = ..., min_good: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...,
+    external_data: str | None = ..., size_threshold: int = ..., one_file: bool = ...
 ) -> ReduceResult: ...
 
 def sensitivity(
     model: str | PathLike[str], calibration_cache: str | CalibrationCache, config: SensitivityConfig = ..., *,
     tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str |
     None = ..., progress: Callable[[int, int | None], None] | None = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float,
-    float]] = ..., samples: int = ..., batch: int | None = ..., budget: float = ..., style: Literal['onnxruntime',
-    'tensorrt'] = ..., keep: Sequence[str] = ...
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., samples: int = ..., batch: int | None = ..., budget:
+    float = ..., style: Literal['onnxruntime', 'tensorrt'] = ..., keep: Sequence[str] = ...
 ) -> SensitivityResult: ...
 
 def triage(
@@ -288,8 +350,8 @@ def triage(
     Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ...,
     keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances: Tolerances | None | Mapping[str,
-    Any] = ..., min_precision_share: float = ..., self_check: bool | None = ..., backend: Literal['onnxruntime',
-    'tensorrt'] = ...
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., min_precision_share: float = ..., self_check: bool | None = ...,
+    backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> TriageResult: ...

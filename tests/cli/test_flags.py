@@ -63,6 +63,7 @@ TOGGLES = ("--onnxrt", "--trt", "--int8", "--experiment e", "--shape-inference",
 WITHOUT_CHANGE = {
     *(f"{command} --fp32" for command in ("run", "convert", "debug build")),  # the default, tested below
     "debug precision --model-type",  # only onnx is accepted
+    "run --input-dtypes",  # for PyTorch modules only
     *(f"plugin {subcommand} --model-type" for subcommand in ("list", "match", "replace")),
 }
 

@@ -166,6 +166,7 @@ class Build:
     timing_cache_use: TimingCacheUse = TimingCacheUse()
     skipped: tuple[str, ...] = ()  # settings that the builder had no time to try
     tuning: str = ""  # what timing settings gained; empty if none were timed in this build
+    gain: str = ""  # the time of an INT8 engine compared with FP32; empty if it was not timed in this build
     denied: tuple[str, ...] = ()  # choices left out since they are on the deny-list, each with its reason
     calibration_cache: bytes | None = field(default=None, repr=False)
     quantization: Quantization | None = None  # layers with Q/DQ nodes that this build wrote
@@ -224,6 +225,13 @@ class EngineBackend(Protocol):
             TimingCacheError: If the timing cache is damaged, or of another device or release.
             TacticMismatchError: If the replay was not followed, asks for a denied tactic, or is of another device.
             UnsupportedFeatureError: If this release does not support the config.
+        """
+        ...
+
+    def adopt(self, plan: bytes, model: Model, config: BuildConfig) -> Build:
+        """Return a build with an engine that another program built of a model, with what can be read from it.
+
+        Its spec names what is not known. Profiles are those of the engine. EngineLoadError if it does not load here.
         """
         ...
 

@@ -29,5 +29,5 @@ def engine_backend(name: str) -> EngineBackend:
 
 
 def backend_of_suffix(suffix: str) -> str | None:
-    """Return the name of the back end with this suffix of engine files, or None."""
+    """Return the name of the back end with this suffix of its own engine files, or None."""
     return _BACKEND_OF_SUFFIX.get(suffix.lower())

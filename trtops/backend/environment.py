@@ -31,6 +31,12 @@ class Processor:
     instruction_sets: tuple[str, ...]  # sorted; empty if they are not known
     sha256: str  # without clock and number of cores: equal on machines for which the same kernels are best
 
+    @property
+    def saturates(self) -> bool:
+        """Whether sums of two unsigned by signed 8-bit products saturate at 16 bits: on x86 without VNNI."""
+        is_x86 = self.machine.lower() in ("x86_64", "amd64")
+        return is_x86 and not any("vnni" in name for name in self.instruction_sets)
+
 
 @cache
 def processor() -> Processor:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
+    from trtops.backend.onnx.model import Model
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class IsolatedBackend:
             request = replace(request, calibration_data=feeds)
         build: Build = self._call("build", request)
         return build
+
+    def adopt(self, plan: bytes, model: Model, config: BuildConfig) -> Build:
+        """Read an engine built elsewhere in the child; WorkerError as in :meth:`build`."""
+        return self.worker.run(_adopt_in_child, self.backend, plan, model, config, timeout=self.timeout)
 
     def build_surviving(
         self,
@@ -125,6 +130,10 @@ def _call_in_child(backend: str, method: str, argument: object) -> Any:
     """Call a method of a back end."""
     # A function of this module, because a pickled call can name no method of a back end.
     return getattr(engine_backend(backend), method)(argument)
+
+
+def _adopt_in_child(backend: str, plan: bytes, model: Model, config: BuildConfig) -> Build:
+    return engine_backend(backend).adopt(plan, model, config)
 
 
 def _infer_in_child(backend: str, engine: Engine, feed: Feed) -> dict[str, Any]:

@@ -197,6 +197,17 @@ def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
     return tuple(optimization_profiles)
 
 
+def export_torch(args: Options, *, scripts: bool) -> None:
+    """Put an exported file in the place of a PyTorch model; with ``scripts``, a script is one, and no network."""
+    kind = None if args.model_file is None else loading.model_type(args)
+    if kind == "torch" or (scripts and kind == "trt-network-script" and ".py:" in args.model_file):
+        from trtops.ops.evaluation.torch_models import exported
+
+        config = ops.CheckConfig(**{name: value for name, value in data_values(args).items() if value is not None})
+        path, _ = exported(args.model_file, config, profiles(args))
+        args.model_file, args.model_type = str(path), "onnx"
+
+
 def refuse(args: Options, group: Group, reason: str) -> None:
     """Reject options without effect."""
     for option in group.flags:
@@ -227,6 +238,7 @@ def data_values(args: Options, prefix: str = "", *, random: bool = False) -> dic
         for name, shape in (loading.input_shapes(args) or {}).items()
     }
     values = {"data": source, "input_shapes": shapes or None, "iterations": args.iterations, "seed": args.seed}
+    values["input_dtypes"] = dict(getattr(args, "input_dtypes", None) or ()) or None
     ranges = None if random or source is not None else getattr(args, "val_range", None)
     values["val_range"] = ranges and dict(ranges)
     return {f"{prefix}{name}": value for name, value in values.items()}

@@ -5,16 +5,19 @@ from trtops.cli.flags import Group, flag
 from trtops.comparator.table import COMPARISONS, METRICS
 
 INPUT_SHAPES = flag("--input-shapes --inputs NAME:[DIMS]+", "shapes of inputs, for data and engines: x:[1,3,224,224]")
+INPUT_DTYPES = flag("--input-dtypes NAME:TYPE+", "types of a PyTorch module's inputs: ids:int64", usual="float32")
 MODEL_TYPE = flag(
-    "--model-type {onnx,engine,trt-network-script,keras,frozen,ckpt,uff,caffe}", "what it is (default: by its name)"
+    "--model-type {onnx,engine,torch,trt-network-script,keras,frozen,ckpt,uff,caffe}",
+    "what it is (default: by its name)",
 )
 MODEL = Group(
     "model",
-    flag("model_file?", "the model: .onnx, .engine, .plan, a network script .py, ..."),
+    flag("model_file?", "the model: .onnx, .engine, .plan, .pt2, script.py:function, a network script .py, ..."),
     MODEL_TYPE,
     INPUT_SHAPES,
+    INPUT_DTYPES,
 )
-ONNX_MODEL = Group("model", flag("model_file", "the ONNX model"))
+ONNX_MODEL = Group("model", flag("model_file", "the model: .onnx, .pt2, or script.py:function for a PyTorch module"))
 
 ONNX_LOAD = Group(
     "ONNX loading",
@@ -86,6 +89,7 @@ RANDOM = DATA.only(
 SOURCE = Group(
     DATA.title,
     INPUT_SHAPES,
+    INPUT_DTYPES,
     DATA.only("seed", "val_range", "iterations", "load_inputs", "data_loader_script", "data_loader_func_name"),
 )
 

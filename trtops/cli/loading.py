@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _MODEL_TYPE_BY_SUFFIX = {
     ".onnx": "onnx", ".engine": "engine", ".plan": "engine", ".py": "trt-network-script", ".hdf5": "keras",
     ".h5": "keras", ".keras": "keras", ".graphdef": "frozen", ".pb": "frozen", ".uff": "uff", ".prototxt": "caffe",
-    ".ort": "ort",
+    ".ort": "ort", ".pt2": "torch",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ FOLDERS: dict[Path, str] = {
     ("plugin",): "find where TensorRT plugins fit into a model, and insert them",
     ("runs",): "list, compare, audit and promote recorded runs",
     ("store",): "maintain the tracking store",
+    ("certificate",): "certify engines, and verify certificates",
     ("team",): "run a team's servers and a worker on this machine",
 }
 
@@ -24,11 +25,14 @@ FOLDERS: dict[Path, str] = {
 COMMANDS: dict[Path, str] = {
     ("run",): "run a model on several back ends and compare their outputs",
     ("convert",): "make an engine, or another ONNX model",
+    ("evaluate",): "check an engine that another program built, or a folder of them",
     ("build-list",): "build every model of a list, and report each outcome",
-    ("calibrate",): "find INT8 ranges, and compare INT8 with other precisions",
+    ("calibrate",): "find INT8 ranges, and evaluate INT8 with them",
+    ("choose",): "find the fastest engine within limits on loss and latency",
     ("compare",): "compare two runs, engines, models or saved outputs",
     ("triage",): "find out why an engine is bad, question by question, down to the smallest case",
     ("report",): "write a run as one HTML page",
+    ("export",): "write an engine into a Triton model repository, with a client that checks the server",
     ("gate",): "compare a candidate with the accepted engine, and accept or reject it",
     ("sensitivity",): "measure what each layer costs in INT8",
     ("inspect", "model"): "show an ONNX model, a TensorRT network or an engine",
@@ -79,6 +83,8 @@ COMMANDS: dict[Path, str] = {
     ("runs", "deny"): "put a confirmed culprit on the deny-list",
     ("runs", "close"): "close a run that its dead process left running",
     ("runs", "pardon"): "remove an entry from the deny-list",
+    ("certificate", "write"): "write a run's engine into a folder, with signed facts",
+    ("certificate", "verify"): "verify a certified engine, without loading it",
     ("store", "reap"): "close the runs of dead processes, and remove their leftovers",
     ("store", "check"): "find problems of a store",
     ("store", "upload"): "upload the runs that were spooled here while the store was away",

@@ -242,6 +242,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "[OUTPUT:]STAT": statistic,
     "[OUTPUT:]top-K": top_k,
     "LAYER:TYPE": layer_type,
+    "NAME:TYPE": layer_type,
     "TENSOR:TYPE": layer_type,
     "TENSOR:FORMAT": named,
     "NAME[:SHAPE[:TYPE]]": tensor,

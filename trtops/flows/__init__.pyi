@@ -27,6 +27,8 @@ from trtops.ops.engines.calibrate import CalibrateConfig
 from trtops.ops.engines.calibrate import CalibrateResult
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.evaluate import EvaluateConfig
+from trtops.ops.engines.evaluate_result import EvaluateResult
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
@@ -41,6 +43,9 @@ from trtops.ops.registry.promote import PromoteConfig
 from trtops.ops.registry.promote import PromoteResult
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult
+from trtops.ops.search.choose import ChooseConfig
+from trtops.ops.search.choose import ChooseListResult
+from trtops.ops.search.choose import ChooseResult
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.precision import PrecisionConfig
 from trtops.ops.search.precision import PrecisionResult
@@ -58,9 +63,9 @@ class AccuracyFlow(OpFlow[..., AccuracyResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: AccuracyConfig | None = ..., *, side: Literal['onnxruntime',
         'tensorrt', 'emulated'] = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., experiment: str
-        | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None =
-        ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., tolerances: Tolerances |
-        None = ...
+        | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes:
+        Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str,
+        tuple[float, float]] | None = ..., tolerances: Tolerances | None = ...
     ) -> AccuracyResult: ...
 
 accuracy: AccuracyFlow
@@ -99,26 +104,44 @@ class CalibrateFlow(OpFlow[..., CalibrateResult]):
         self, model: str | PathLike[str], config: CalibrateConfig | None = ..., *, experiment: str | None = ...,
         backend: Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., algorithm:
         Literal['best', 'minmax', 'entropy', 'percentile'] | None = ..., percentile: float | None = ..., batch: int |
-        None = ..., samples: int | None = ..., min_samples: int | None = ..., compare_with: Sequence[Literal['fp32',
-        'fp16', 'bf16', 'fp8', 'int8']] | None = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile]
-        | None = ..., calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ...,
-        keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None =
-        ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str |
-        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None =
-        ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
-        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
-        ..., self_check: bool | None = ...
+        None = ..., samples: int | None = ..., min_samples: int | None = ..., output: str | None = ..., profiles:
+        Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ..., calibration_fit:
+        Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
+        = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
+        TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
+        input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
+        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] | None = ...,
+        labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
+        ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
+        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CalibrateResult: ...
 
 calibrate: CalibrateFlow
 
+class ChooseFlow(OpFlow[..., ChooseResult | ChooseListResult]):
+    def __call__(  # type: ignore[override, unused-ignore]
+        self, models: Sequence[str | PathLike[str]], config: ChooseConfig | None = ..., *, experiment: str | None = ...,
+        calibration_data: str | None = ..., calibration_cache: str | None = ..., loss: str | None = ..., latency: str |
+        None = ..., minutes: float | None = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] | None = ...,
+        precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] | None = ..., resume: str | None = ...,
+        profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ..., calibration_fit:
+        Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
+        = ..., qdq_rules: Sequence[str] | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None
+        = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] |
+        None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ...,
+        latency_runs: int | None = ...
+    ) -> ChooseResult | ChooseListResult: ...
+
+choose: ChooseFlow
+
 class CompareFlow(OpFlow[..., CompareResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, actual: str, golden: str, config: CompareConfig | None = ..., *, experiment: str | None = ..., data: str |
-        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., labels: str | None = ..., tolerances: Tolerances
-        | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., power: bool | None = ..., self_check:
+        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ...,
+        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
+        metric: Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances |
+        None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., power: bool | None = ..., self_check:
         bool | None = ...
     ) -> CompareResult: ...
 
@@ -136,8 +159,9 @@ class ConvertFlow(OpFlow[..., ConvertResult]):
         Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
         = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
         TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
-        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
-        golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
+        input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
+        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] | None = ...,
+        labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
         ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
         float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> ConvertResult: ...
@@ -158,9 +182,10 @@ class DebugBuildFlow(OpFlow[..., DebugBuildResult]):
         calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep:
         Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ...,
         mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None =
-        ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., check_seed: int | None =
-        ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None =
-        ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
+        ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations:
+        int | None = ..., check_seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
+        golden: str | None = ..., metric: Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ...,
+        tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
         Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
         ..., self_check: bool | None = ...
     ) -> DebugBuildResult: ...
@@ -176,13 +201,28 @@ class DiffTacticsFlow(OpFlow[..., DiffTacticsResult]):
 
 diff_tactics: DiffTacticsFlow
 
+class EvaluateFlow(OpFlow[..., EvaluateResult]):
+    def __call__(  # type: ignore[override, unused-ignore]
+        self, engine: str, model: str | PathLike[str], config: EvaluateConfig | None = ..., *, experiment: str | None =
+        ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = ..., providers: Sequence[str] | None =
+        ..., keep_model: bool | None = ..., timeout_seconds: float | None = ..., data: str | None = ..., shapes:
+        Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None =
+        ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None =
+        ..., metric: Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances:
+        Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots: Literal['always',
+        'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None = ..., self_check:
+        bool | None = ...
+    ) -> EvaluateResult: ...
+
+evaluate: EvaluateFlow
+
 class GateFlow(OpFlow[..., GateResult | MatrixResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, models: Sequence[str | PathLike[str]] = ..., config: GateConfig | None = ..., *, policy: str |
         PathLike[str] | None = ..., releases: Sequence[str] = ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16',
         'fp8', 'int8']] = ..., kernel: str = ..., approval: bool = ..., experiment: str | None = ..., backend:
         Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., calibration_cache: str |
-        None = ..., candidate: str | None = ..., accepted: str | None = ..., minutes: float | None = ..., metric:
+        None = ..., candidate: str | None = ..., accepted: str | None = ..., minutes: float | None = ..., clock:
         Literal['wall', 'cpu-time', 'instructions'] | Literal['auto'] | None = ..., release: str | None = ..., others:
         Sequence[str] | None = ..., devices: Sequence[str] | None = ..., use_deny_list: bool | None = ..., name: str |
         None = ..., require_accepted: bool | None = ..., accept_unproven: bool | None = ..., keep_model: bool | None =
@@ -191,11 +231,12 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
         calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
-        None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] |
-        None = ..., golden: str | None = ..., labels: str | None = ..., power: bool | None = ..., self_check: bool |
-        None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ...,
-        builds: int | None = ..., share: float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None
-        = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ...,
+        None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] |
+        None = ..., labels: str | None = ..., loss: str | None = ..., power: bool | None = ..., self_check: bool | None
+        = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ..., builds:
+        int | None = ..., share: float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None = ...,
+        size: SizeLimit | None = ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ...,
         interface: bool | None = ...
     ) -> GateResult | MatrixResult: ...
 
@@ -214,11 +255,12 @@ class PrecisionFlow(OpFlow[..., PrecisionResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: PrecisionConfig | None = ..., *, side: Literal['emulated', 'tensorrt']
         = ..., experiment: str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
-        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
-        to: Literal['fp16', 'bf16'] | None = ..., mode: Literal['minimal', 'bisect', 'linear'] | None = ..., direction:
-        Literal['forward', 'reverse'] | None = ..., tolerances: Tolerances | None = ..., profiles:
-        Sequence[OptimizationProfile] | None = ..., exclude: Sequence[str] | None = ..., max_checks: int | None = ...,
-        output: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...
+        input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
+        Mapping[str, tuple[float, float]] | None = ..., to: Literal['fp16', 'bf16'] | None = ..., mode:
+        Literal['minimal', 'bisect', 'linear'] | None = ..., direction: Literal['forward', 'reverse'] | None = ...,
+        tolerances: Tolerances | None = ..., profiles: Sequence[OptimizationProfile] | None = ..., exclude:
+        Sequence[str] | None = ..., max_checks: int | None = ..., output: str | None = ..., load_replay: str | None =
+        ..., save_replay: str | None = ...
     ) -> PrecisionResult: ...
 
 precision: PrecisionFlow
@@ -259,12 +301,12 @@ class ReduceFlow(OpFlow[..., ReduceResult]):
         self, model: str | PathLike[str], config: ReduceConfig | None = ..., *, command: CommandCheck | None = ...,
         backend: Literal['onnxruntime', 'tensorrt'] = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] =
         ..., tolerances: Tolerances | None = ..., experiment: str | None = ..., data: str | None = ..., shapes:
-        Mapping[str, Sequence[int]] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
-        Mapping[str, tuple[float, float]] | None = ..., mode: Literal['bisect', 'linear'] | None = ..., max_checks: int
-        | None = ..., reduce_outputs: bool | None = ..., reduce_inputs: bool | None = ..., inputs: Literal['real',
-        'declared'] | None = ..., output: str | None = ..., min_good: str | None = ..., load_replay: str | None = ...,
-        save_replay: str | None = ..., external_data: str | None = ..., size_threshold: int | None = ..., one_file: bool
-        | None = ...
+        Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None =
+        ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., mode: Literal['bisect',
+        'linear'] | None = ..., max_checks: int | None = ..., reduce_outputs: bool | None = ..., reduce_inputs: bool |
+        None = ..., inputs: Literal['real', 'declared'] | None = ..., output: str | None = ..., min_good: str | None =
+        ..., load_replay: str | None = ..., save_replay: str | None = ..., external_data: str | None = ...,
+        size_threshold: int | None = ..., one_file: bool | None = ...
     ) -> ReduceResult: ...
 
 reduce: ReduceFlow
@@ -272,10 +314,10 @@ reduce: ReduceFlow
 class SensitivityFlow(OpFlow[..., SensitivityResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], calibration_cache: str, config: SensitivityConfig | None = ..., *, experiment:
-        str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., iterations: int |
-        None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., samples: int |
-        None = ..., batch: int | None = ..., budget: float | None = ..., style: Literal['onnxruntime', 'tensorrt'] |
-        None = ..., keep: Sequence[str] | None = ...
+        str | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes:
+        Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str,
+        tuple[float, float]] | None = ..., samples: int | None = ..., batch: int | None = ..., budget: float | None =
+        ..., style: Literal['onnxruntime', 'tensorrt'] | None = ..., keep: Sequence[str] | None = ...
     ) -> SensitivityResult: ...
 
 sensitivity: SensitivityFlow
@@ -290,9 +332,9 @@ class TriageFlow(OpFlow[..., TriageResult]):
         ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
-        None = ..., iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] |
-        None = ..., golden: str | None = ..., tolerances: Tolerances | None = ..., min_precision_share: float | None =
-        ..., self_check: bool | None = ...
+        None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., tolerances: Tolerances |
+        None = ..., min_precision_share: float | None = ..., self_check: bool | None = ...
     ) -> TriageResult: ...
 
 triage: TriageFlow

@@ -17,6 +17,7 @@ from trtops.ops.engines.calibrate import calibrate as calibrate_op
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.convert import convert as convert_op
 from trtops.ops.engines.convert_result import ConvertResult
+from trtops.ops.engines.evaluate import evaluate as evaluate_op
 from trtops.ops.engines.model_list import ListedModel, folder_list
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
 from trtops.spec import BackendName, Precision
@@ -80,5 +81,6 @@ convert = flow_of(convert_op, by_steps=True)
 calibrate = flow_of(calibrate_op, by_steps=True)
 sensitivity = flow_of(sensitivity_op)
 compare = flow_of(compare_op)
+evaluate = flow_of(evaluate_op)
 nightly = flow_of(_nightly, by_steps=True)
 watch = flow_of(_watch, by_steps=True)

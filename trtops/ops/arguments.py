@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import mmap
 import numbers
 import os
 import re
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from trtops import errors
+from trtops.backend.torch.module import is_torch_model
 from trtops.record import Record, check_bounds, file_fields
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAX_STRUCTURE = 1 << 28  # bytes of a model file; a larger one has its weights inside
+_MODELS = ("model", "actual", "golden")  # parameters that may be PyTorch models
 _WRITTEN = ("output", "output_dir")  # parameters of ops that name what is written
 
 
@@ -33,7 +36,11 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(op)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        arguments = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs)
+        arguments = bound.arguments
+        for name in _MODELS:
+            if name in arguments and is_torch_model(arguments[name]):
+                _export(arguments, name, signature)
         reads, writes = list[tuple[str, Any]](), list[tuple[str, Any, Collection[str]]]()
         data_name = None  # of the weights next to the output
         for name, value in arguments.items():
@@ -60,9 +67,21 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
         if output is not None and "save_as" in signature.parameters:
             writes.append(("its file of weights", data_path(output, data_name or ""), ()))
         refuse_overwriting(reads, writes)
-        return op(*args, **kwargs)
+        return op(*bound.args, **bound.kwargs)
 
     return checked
+
+
+def _export(arguments: dict[str, Any], name: str, signature: inspect.Signature) -> None:
+    """Put an exported file in the place of a PyTorch model, and its opened data into the config."""
+    from trtops.ops.evaluation.torch_models import exported  # imports what evaluates engines
+    from trtops.ops.result import step_time
+
+    config = arguments.get("config", getattr(signature.parameters.get("config"), "default", None))
+    with step_time("export"):
+        arguments[name], config = exported(arguments[name], config)
+    if "config" in signature.parameters:
+        arguments["config"] = config
 
 
 def _hint(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
@@ -171,9 +190,13 @@ def _weight_files(model: Path) -> set[Path]:
     from trtops.backend.onnx.model import read_proto
 
     try:
-        if model.stat().st_size > _MAX_STRUCTURE:
+        if not model.is_file() or model.stat().st_size > _MAX_STRUCTURE:
             return set()
+        # The key of each path of weights. To search is much less than to parse weights inside the file.
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(b"location") < 0:
+                return set()
         proto, folder = read_proto(model), model.absolute().parent
         return {external.locate(t, folder).path for t in walk.tensors(proto) if external.is_external(t)}
-    except (errors.TrtopsError, OSError):
+    except (errors.TrtopsError, OSError, ValueError):  # an empty file cannot be mapped
         return set()

@@ -51,7 +51,8 @@ def build_key(spec: BuildSpec, environment: Environment) -> str:
 def log_spec(run: Run, spec: BuildSpec, environment: Environment) -> None:
     """Log the spec and the environment of a build before it begins."""
     run.set_tags({Tag.MODEL_SHA256: spec.model_sha256, Tag.BACKEND: environment.backend})
-    spec_params = schema.flat_params(spec.config) | {schema.AS_PARAM[Tag.SPEC_SHA256]: spec.digest}
+    spec_params = schema.flat_params({**spec.stated(), "unknown": spec.unknown})
+    spec_params[schema.AS_PARAM[Tag.SPEC_SHA256]] = spec.digest
     calibration = {schema.CALIBRATED_ON: spec.calibration_sha256} if spec.calibration_sha256 else {}
     run.log_params(spec_params | environment_params(environment) | calibration)
     run.log_json(spec, Artifact.SPEC)
@@ -66,12 +67,13 @@ def log_build(run: Run, build: Build, model: ModelInfo, engine_suffix: str, key:
     """
     engine = build.engine
     run.set_tags({Tag.ENGINE_SHA256: engine.sha256} | ({} if key is None else {Tag.BUILD_KEY: key}))
-    run.log_params({"skipped": build.skipped})
+    run.log_params({"skipped": build.skipped} | ({"gain": build.gain} if build.gain else {}))
     if build.quantization is not None:
         run.log_json(build.quantization, Artifact.QUANTIZATION)
         run.log_params({f"excluded_by_{rule}": len(names) for rule, names in build.quantization.excluded})
     run.log_metrics({Metric.BUILD_SECONDS: build.seconds, Metric.ENGINE_BYTES: float(len(build.engine.plan))})
-    run.log_bytes(engine.plan, f"{ENGINE_STEM}{engine_suffix}")
+    suffix = ".onnx" if engine.options.get("format") == "ONNX" else engine_suffix
+    run.log_bytes(engine.plan, f"{ENGINE_STEM}{suffix}")
     run.log_json(dict(engine.options), Artifact.ENGINE_OPTIONS)
     run.log_json(_mlmodel(engine.environment, model), Artifact.MLMODEL)
     run.log_json(build.tactics, Artifact.TACTICS)
@@ -144,6 +146,7 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
         layers=tuple(map(Layer.from_dict, layers)),
         timing_cache=run.get(Artifact.TIMING_CACHE),
         timing_cache_use=TimingCacheUse.from_json(run.read_bytes(Artifact.TIMING_CACHE_USE)),
+        gain=run.info.params.get("gain", ""),
         calibration_cache=run.get(Artifact.CALIBRATION_CACHE),
         denied=tuple(map(str, json.loads(run.get(Artifact.LEFT_OUT) or b"[]"))),
         quantization=load_quantization(run),

@@ -10,10 +10,11 @@ from onnx import numpy_helper
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx import edit, placement
+from trtops.backend.environment import Processor
+from trtops.backend.onnx import edit, placement, qdq
 from trtops.backend.onnx.copying import copy_of
 from trtops.backend.onnx.opset import raise_opset
-from trtops.backend.onnx.quantize import insert_qdq, quantizable_layers, tensors_to_calibrate
+from trtops.backend.onnx.quantize import insert_qdq, quantizable_layers, saturates, tensors_to_calibrate
 from trtops.backend.onnx.walk import node_name
 from trtops.backend.onnxrt.calibration import collect
 from trtops.calibration import CalibrationCache, TensorRange
@@ -131,6 +132,39 @@ def test_onnx_runtime_computes_in_integers(tmp_path) -> None:
 
         assert {op: kernels[op] for op in expected[case.name]} == expected[case.name]
         assert not any(kernels[op] for op in ("Conv", "Gemm", "MatMul", "FusedConv", "FusedGemm"))
+
+
+def test_sums_of_two_products_fit_16_bits(monkeypatch) -> None:
+    for make in CASES:
+        wide = make().proto
+        insert_qdq(wide, calibrated(make()), config("onnxruntime"))
+        assert saturates(wide)
+    avx2 = Processor(name="", machine="x86_64", instruction_sets=("avx2",), sha256="")
+    monkeypatch.setattr(qdq, "processor", lambda: avx2)
+    for make in CASES:
+        case = make()
+        proto = copy_of(case.proto)
+
+        insert_qdq(proto, calibrated(make()), config("onnxruntime"))
+
+        assert not saturates(proto)
+        for tensor in proto.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) == 4:  # channels last, as kernels read it
+                weights = numpy_helper.to_array(tensor).transpose(0, 2, 3, 1).reshape(tensor.dims[0], -1)
+                pairs = weights[:, : weights.shape[1] // 2 * 2].reshape(-1, 2).astype(int)
+                assert 120 <= np.abs(pairs.sum(1)[pairs.prod(1) > 0]).max() <= 128
+        for actual, golden in zip(run(proto, case.feed, optimize=False), run(case.proto, case.feed)):
+            assert relative_error(actual, golden) < 0.05
+
+
+@pytest.mark.parametrize(("largest", "scales"), [(1.0, 1), (9.0, 64)])
+def test_similar_columns_of_gemm_have_one_scale(largest, scales) -> None:
+    weight = np.sin(np.arange(2048, dtype=np.float32)).reshape(32, 64)
+    weight[:, 5] *= largest
+    proto = models.model("(float[2,32] x) => (float[2,64] y) { y = Gemm(x, w) }", {"w": weight})
+    insert_qdq(proto, of_ones(proto), config("onnxruntime"))
+    [scale] = [numpy_helper.to_array(tensor) for tensor in proto.graph.initializer if tensor.name == "w_scale"]
+    assert scale.size == scales
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -15,6 +15,7 @@ from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.engines import BACKENDS, backend_of_suffix, engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.precision import convert_to_fp16
+from trtops.backend.onnxrt import search
 from trtops.backend.onnxrt.builder import OnnxRuntimeBackend
 from trtops.backend.onnxrt.engine import open_plan, provider_settings
 from trtops.backend.onnxrt.runner import reference_runner
@@ -422,6 +423,19 @@ def test_int8_repeats_from_its_calibration_cache(backend, conv_model):
     ]
     assert {"conv1", "relu1"} in kernels and sum(map(len, kernels)) == len(set().union(*kernels))
     assert build.spec.calibration_sha256 and again.spec.calibration_sha256 != build.spec.calibration_sha256
+
+
+@pytest.mark.parametrize(("seconds", "gain"), [(0.5, "0.50 times the time of FP32"), (1.3, "does not pay: 1.30 times")])
+def test_int8_is_timed_in_turns_with_fp32(backend, conv_model, monkeypatch, seconds, gain):
+    def timed(lanes, *_):
+        for lane, duration in zip(lanes, (1.0, seconds)):
+            lane.samples, lane.rounds = [duration], [duration] * 8
+
+    monkeypatch.setattr(search, "successive_halving", timed)
+    build = backend.build(BuildRequest(conv_model, config("int8"), calibration_data=feeds(2)))
+    assert build.gain.startswith(gain)
+    cached = Caches(calibration=build.calibration_cache, timing=build.timing_cache)
+    assert not backend.build(BuildRequest(conv_model, config("int8"), caches=cached)).gain
 
 
 def test_calibration_samples_limits_the_feeds(backend, conv_model):

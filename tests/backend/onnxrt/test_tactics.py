@@ -22,7 +22,7 @@ from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.ort_format import read_graph
 from trtops.backend.onnxrt.plan import Plan, describe
 from trtops.backend.onnxrt.profile import layer_times
-from trtops.backend.onnxrt.tactics import CUDA_TACTICS, TACTICS, Candidate, allowed, overflows_in_8_bits
+from trtops.backend.onnxrt.tactics import CUDA_TACTICS, TACTICS, Candidate, allowed
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
@@ -162,7 +162,7 @@ def test_candidate_survives_its_settings():
 def test_eight_bit_overflow_needs_x86_without_vnni(machine, sets, overflows):
     processor = Processor(name="p", machine=machine, instruction_sets=sets, sha256="")
 
-    assert overflows_in_8_bits(processor) is overflows
+    assert processor.saturates is overflows
 
 
 def key(candidate: str = "default", **changes) -> str:

@@ -10,11 +10,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from trtops.backend.environment import processor
 from trtops.backend.onnx import operators, walk
 from trtops.backend.onnx.model import tensor_array
 from trtops.calibration.cache import LEVELS, TensorRange
 from trtops.calibration.quantization import OP_TYPES
-from trtops.spec import BuildConfig
+from trtops.spec import BuildConfig, OnnxRuntimeOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 _LARGEST_FP8 = 448.0  # E4M3 (onnx.ai, "Float stored in 8 bits")
 # In INT32: half of the range is left for the sum.
 _LARGEST_BIAS = 2.0**30
+# ONNX Runtime's kernels on x86 without VNNI add pairs of products in 16 bits, which must hold 255 times the sum of two
+# weights. Unsigned weights, the alternative, took 1.1 to 1.9 times as long in four networks.
+MAX_PAIR = 128
+# A scale for each column costs ONNX Runtime's Gemm 6 ns per column (1.31.1), whatever the number of rows: 1.7 times the
+# time for one row of 512. Columns of similar size have one scale if the steps become at most this factor larger.
+_MIN_COLUMNS, _MAX_COARSER = 64, 1.5
 # The smallest scale: some kernels flush subnormal ones to zero, and divide by them.
 _SMALLEST = float(np.finfo(np.float32).tiny)
 # Moves a level of 10 or more by about a step on average, and makes the steps 5 % larger.
@@ -57,8 +64,8 @@ class QuantizedLayer:
         return self.node.op_type in OP_TYPES
 
 
-def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) -> int | None:
-    """The axis of a weight's output channels, for a scale per channel; None for one scale."""
+def channel_axis(node: onnx.NodeProto, index: int, rank: int) -> int | None:
+    """Return the axis of a weight's output channels, for a scale per channel; None for one scale."""
     if index != 1:
         return None
     if node.op_type == "Conv":
@@ -67,7 +74,23 @@ def _channel_axis(node: onnx.NodeProto, index: int, weight: onnx.TensorProto) ->
         return 1 if walk.int_attribute(node, "group", 1) == 1 else None
     if node.op_type == "Gemm":
         return 0 if walk.int_attribute(node, "transB", 0) else 1
-    return 1 if len(weight.dims) == 2 else None
+    return 1 if rank == 2 else None
+
+
+def largest_pairs(node: onnx.NodeProto, index: int, weight: NDArray[Any]) -> NDArray[Any]:
+    """Return the largest sum of neighbours of one sign, in magnitude, for each output channel of a product's weights.
+
+    Neighbours are in the order of ONNX Runtime's kernels: channels last in convolutions.
+    """
+    rows = weight.astype(np.int32 if weight.dtype.kind == "i" else np.float32)
+    if node.op_type == "Conv":
+        rows = np.moveaxis(rows, 1, -1).reshape(len(rows), -1)
+    elif index == 1 and rows.ndim > 1 and not walk.int_attribute(node, "transB", 0):
+        rows = np.swapaxes(rows, -2, -1)
+    rows = rows.reshape(-1, max(rows.shape[-1], 1))
+    pairs = np.pad(rows, ((0, 0), (0, rows.shape[1] % 2))).reshape(len(rows), -1, 2)
+    largest: NDArray[Any] = np.maximum(np.maximum(pairs, 0).sum(2), np.maximum(-pairs, 0).sum(2)).max(1, initial=0)
+    return largest
 
 
 def activation_names(layers: Iterable[QuantizedLayer]) -> tuple[str, ...]:
@@ -99,6 +122,8 @@ class QdqWriter:
         self.jitter = jitter
         self.ranges = ranges
         self.symmetric = config.backend == "tensorrt" or config.precision == "fp8"
+        self.on_cpu = isinstance(config.options, OnnxRuntimeOptions) and not config.options.on_gpu
+        self.saturates = self.on_cpu and processor().saturates
         self.levels = _LARGEST_FP8 if config.precision == "fp8" else LEVELS
         self.zero = TensorProto.FLOAT8E4M3FN if config.precision == "fp8" else TensorProto.INT8
         self.kept_layers = kept_layers
@@ -129,11 +154,11 @@ class QdqWriter:
                 layer.node.attribute.append(helper.make_attribute("kernel_shape", kernel))
             for index in layer.weights:
                 name = layer.node.input[index]
-                key = (name, _channel_axis(layer.node, index, self.constants[name]))
+                key = (name, self._scale_axis(layer.node, index))
                 # ONNX Runtime rewrites the integers that a kernel reads, and refuses to do so twice: a shared weight is
                 # stored for each layer.
                 if key not in weights or not self.symmetric:
-                    min_scale = 0.0 if self.symmetric or index != 1 else self._least_scale(layer.node, params)
+                    min_scale = 0.0 if self.symmetric else self._least_scale(layer.node, index, params)
                     weights[key] = self._quantize_weight(*key, min_scale)
                 layer.node.input[index], weight_params = weights[key]
                 if index == 1 and not self.symmetric:
@@ -229,15 +254,27 @@ class QdqWriter:
         params = _Params(scale, 0 if scale.shape else None, np.zeros(scale.shape, np.int32))
         node.input[2] = self._store_quantized(node.input[2], rounded.astype(np.int32), params)
 
-    def _least_scale(self, node: onnx.NodeProto, params: Mapping[str, _Params]) -> Any:
-        """The smallest scales of a layer's weights, one or per channel, for a bias in INT32."""
-        # If activations are tiny, a bias is billions of products. It may not stay in FP32: ONNX Runtime (seen in
-        # 1.31.1) quantizes it by itself, and overflows become zeros.
-        if len(node.input) < 3 or node.input[2] not in self.constants:
-            return 0.0
-        bias = np.abs(tensor_array(self.constants[node.input[2]]).astype(np.float64))
-        min_scales = bias / (float(params[node.input[0]].scale) * _LARGEST_BIAS)
-        return min_scales if bias.ndim == 1 else min_scales.max(initial=0)
+    def _scale_axis(self, node: onnx.NodeProto, index: int) -> int | None:
+        """The axis of a weight with a scale per channel; None for one scale."""
+        tensor = self.constants[node.input[index]]
+        axis = channel_axis(node, index, len(tensor.dims))
+        if not self.on_cpu or axis is None or node.op_type != "Gemm" or tensor.dims[axis] < _MIN_COLUMNS:
+            return axis
+        amax = np.abs(tensor_array(tensor).astype(np.float64)).max(axis=1 - axis, initial=0)
+        return None if amax.max(initial=0) <= _MAX_COARSER * np.sqrt(np.square(amax).mean()) else axis
+
+    def _least_scale(self, node: onnx.NodeProto, index: int, params: Mapping[str, _Params]) -> Any:
+        """The smallest scales of a layer's weights, one or per channel."""
+        min_scales: Any = 0.0
+        if self.saturates:
+            min_scales = largest_pairs(node, index, tensor_array(self.constants[node.input[index]])) / (MAX_PAIR - 1)
+        # If activations are tiny, a bias in INT32 is billions of products. It may not stay in FP32: ONNX Runtime (seen
+        # in 1.31.1) quantizes it by itself, and overflows become zeros.
+        if index == 1 and len(node.input) > 2 and node.input[2] in self.constants:
+            bias = np.abs(tensor_array(self.constants[node.input[2]]).astype(np.float64))
+            bias_scales = bias / (float(params[node.input[0]].scale) * _LARGEST_BIAS)
+            min_scales = np.maximum(min_scales, bias_scales if bias.ndim == 1 else bias_scales.max(initial=0))
+        return min_scales
 
     def _quantize_weight(self, name: str, axis: int | None, min_scale: Any = 0.0) -> tuple[str, _Params]:
         """Quantize a constant with a Q/DQ pair, or to INT8 with DQ; returns the output's name, and the quantization.

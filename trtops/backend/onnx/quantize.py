@@ -14,7 +14,15 @@ from trtops.backend.onnx import copying, placement, shapes, walk
 from trtops.backend.onnx.model import tensor_array
 from trtops.backend.onnx.opset import raise_opset
 from trtops.backend.onnx.precision import without_functions
-from trtops.backend.onnx.qdq import MOST_JITTER, VALUE_MOVING_OPS, QdqWriter, QuantizedLayer, activation_names
+from trtops.backend.onnx.qdq import (
+    MAX_PAIR,
+    MOST_JITTER,
+    VALUE_MOVING_OPS,
+    QdqWriter,
+    QuantizedLayer,
+    activation_names,
+    largest_pairs,
+)
 from trtops.calibration.cache import CalibrationCache, FitPolicy, fit
 from trtops.calibration.quantization import OP_TYPES, Quantization
 from trtops.spec import BuildConfig, TensorRTOptions
@@ -35,6 +43,22 @@ def is_quantized(model: onnx.ModelProto) -> bool:
 def rounds_to_steps(model: onnx.ModelProto) -> bool:
     """True for a model with tensors rounded to 8 bits or fewer: small changes move values by a step."""
     return any(node.op_type.startswith(_INTEGER_OPS) for node in walk.nodes(model))
+
+
+def saturates(model: onnx.ModelProto) -> bool:
+    """True if sums of two products of a model's signed weights may saturate at 16 bits."""
+    for graph in walk.graphs(model.graph):
+        constants, makers = walk.constant_tensors(graph), walk.makers(graph.node)
+        for node in graph.node:
+            weight = makers.get(node.input[1]) if node.op_type in OP_TYPES else None
+            if weight is None or weight.op_type != "DequantizeLinear":
+                if node.op_type.startswith(_INTEGER_OPS[1:]):
+                    return True
+            elif weight.input[0] in constants:
+                values = tensor_array(constants[weight.input[0]])
+                if values.dtype == np.int8 and largest_pairs(node, 1, values).max(initial=0) > MAX_PAIR:
+                    return True
+    return False
 
 
 def widen_small_integers(model: onnx.ModelProto) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
 from trtops.backend.onnxrt import device, tactics
+from trtops.backend.onnxrt.adopt import adopt
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack, provider_settings
 from trtops.backend.onnxrt.library import ort
 from trtops.backend.onnxrt.log import SessionLog
@@ -80,7 +81,7 @@ class OnnxRuntimeBackend:
         log = SessionLog()
         rewritten = _rewrite(model, config, caches.calibration, request.calibration_data, log)
         denied = caches.denied.here(environment)
-        budget = Budget(options.timing_seconds)
+        budget, search, gain = Budget(options.timing_seconds), None, ""
         with Optimizer(rewritten.proto, options, log, caches.attempt_file) as optimizer:
 
             def why_denied(candidate: Candidate, applicable: tuple[str, ...]) -> str | None:
@@ -97,7 +98,7 @@ class OnnxRuntimeBackend:
                         f"The tactic record cannot be replayed: {refusal}. Allow it, or replay another record."
                     )
             else:
-                choice = Search(
+                search = Search(
                     optimizer=optimizer,
                     measurement=Measurement(optimizer, options, budget),
                     model_sha256=rewritten.sha256,
@@ -107,10 +108,15 @@ class OnnxRuntimeBackend:
                     feed=timing_feed or {},
                     log=log,
                     avoid=frozenset(caches.avoid),
-                ).run(to_vary, seed=options.tactic_seed, why_denied=why_denied)
+                )
+                choice = search.run(to_vary, seed=options.tactic_seed, why_denied=why_denied)
             optimized = optimizer(choice.candidate)
+            if rewritten.quantization is not None and search is not None and options.tactics is None:
+                # Timings of a cache are repeated without timing anything.
+                gain = search.gain_over_fp32(model.proto(lean=True), optimized) if caches.timing is None else ""
             plan, (layers, choices) = optimized.plan, describe(optimized.graph, optimizer.model)
             optimizer.note_attempt(choice.candidate)
+        session_config = choice.candidate.session_config(rewritten.proto)
         # A replay, or timings from a cache, did not load the engine; one that does not load must fail here, not in use.
         if choice.candidate.id not in budget.loaded:
             open_plan(plan, options, provider_settings(options, choice.candidate))
@@ -121,13 +127,14 @@ class OnnxRuntimeBackend:
             _check_followed(replay, record)
         build = Build(
             spec=request.spec(environment, rewritten.data_sha256),
-            engine=pack(plan, choice.candidate, options, environment),
+            engine=pack(plan, choice.candidate, options, environment, session_config),
             tactics=record,
             layers=layers,
             timing_cache=timing_cache.to_bytes(),
             timing_cache_use=choice.cache_use,
             skipped=choice.skipped,
             tuning=choice.tuning,
+            gain=gain,
             denied=choice.denied,
             calibration_cache=rewritten.calibration_cache,
             quantization=rewritten.quantization,
@@ -137,6 +144,11 @@ class OnnxRuntimeBackend:
         if build.fallback and not options.cpu_fallback:
             raise errors.EngineBuildError(f"{build.fallback}. Allow cpu_fallback, or rewrite these nodes.")
         return build
+
+    def adopt(self, plan: bytes, model: Model, config: BuildConfig) -> Build:
+        """Return a build with an engine built elsewhere; see :meth:`trtops.backend.base.EngineBackend.adopt`."""
+        _checked_options(config)
+        return adopt(plan, model, config)
 
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False

@@ -1,11 +1,16 @@
 """Engines as bytes with their load options; each loads only on its own release and processor."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import onnx
+
 from trtops import errors
 from trtops.backend.base import Engine, ValueOrCallable
+from trtops.backend.onnx import walk
+from trtops.backend.onnx.external import is_external
 from trtops.backend.onnx.with_onnxruntime import limit_run_memory
 from trtops.backend.onnxrt.device import environment as environment_of
 from trtops.backend.onnxrt.device import new_session
@@ -32,7 +37,13 @@ _VERSION = 1
 _DEFAULTS = OnnxRuntimeOptions()
 
 
-def pack(plan: bytes, candidate: Candidate, options: OnnxRuntimeOptions, environment: Environment) -> Engine:
+def pack(
+    plan: bytes,
+    candidate: Candidate,
+    options: OnnxRuntimeOptions,
+    environment: Environment,
+    session_config: dict[str, str],
+) -> Engine:
     """Return an engine with its session options for loading and those of its build."""
     settings: dict[str, JSONValue] = dict(provider_settings(options, candidate))
     engine_options: dict[str, JSONValue] = {
@@ -43,7 +54,7 @@ def pack(plan: bytes, candidate: Candidate, options: OnnxRuntimeOptions, environ
         "intra_op_threads": options.intra_op_threads,
         "built_with": {
             "disabled_optimizers": list(candidate.disabled_optimizers),
-            "session_config": dict(candidate.session_config),
+            "session_config": {**session_config},
         },
     }
     return Engine(backend=BACKEND, plan=plan, options=engine_options, environment=environment)
@@ -89,7 +100,25 @@ class SessionFromEngine:
             )
         engine.check_place(environment_of(tuple(providers)))
         usual = OnnxRuntimeOptions(providers=tuple(providers), intra_op_threads=threads)
-        return open_plan(engine.plan, usual, settings, interleaved=self.interleaved)
+        if is_onnx := options.get("format") == "ONNX":
+            onnx_engine(engine.plan)
+        return open_plan(engine.plan, usual, settings, interleaved=self.interleaved, is_onnx=is_onnx)
+
+
+def onnx_engine(plan: bytes) -> onnx.ModelProto:
+    """Return an ONNX file that serves as an engine; EngineLoadError for another file, or if it needs further files."""
+    proto = onnx.ModelProto()
+    with contextlib.suppress(Exception):  # protobuf's errors have no common base
+        proto.ParseFromString(plan)
+    if not proto.HasField("graph"):
+        raise errors.EngineLoadError(
+            "The engine is neither in ONNX Runtime's format nor an ONNX file, or it is damaged."
+        )
+    if any(map(is_external, walk.tensors(proto))):
+        raise errors.EngineLoadError(
+            "The engine's weights are in other files; expected one file. Save the ONNX file with its weights inside."
+        )
+    return proto
 
 
 def open_plan(
@@ -100,16 +129,19 @@ def open_plan(
     interleaved: bool = False,
     quiet: bool = False,
     profile: str = "",
+    is_onnx: bool = False,
 ) -> ort.InferenceSession:
     """Create a session from an optimized model without optimizing it further; a ``quiet`` one prints no errors.
 
+    An ONNX file (``is_onnx``) is optimized as ONNX Runtime does by default.
     ``settings`` are those of :func:`provider_settings`; ``profile`` is the prefix of the file for a profile, if any.
     """
     session = session_options(options.intra_op_threads)
     if quiet:
         session.log_severity_level = 4  # fatal; an error is raised as an exception as well
-    session.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session.add_session_config_entry("session.load_model_format", "ORT")
+    if not is_onnx:
+        session.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session.add_session_config_entry("session.load_model_format", "ORT")
     if profile:
         session.enable_profiling, session.profile_file_prefix = True, profile
     if interleaved:

@@ -180,7 +180,7 @@ class Measurement:
         in_memory = sum(engine.path.stat().st_size for engine in (first, *others)) <= _INTERLEAVE_BYTES
         timings: dict[Candidate, Timing] = {}
         groups = [others] if in_memory or not others else [[engine] for engine in others]
-        default = self._warm_lane(first, feed)
+        default = self.warm_lane(first, feed)
         for group in groups:
             if timings and self.budget.left <= 0:
                 break
@@ -189,7 +189,7 @@ class Measurement:
             for engine in group:
                 if self.budget.left > 0:
                     try:
-                        lanes.append(self._warm_lane(engine, feed))
+                        lanes.append(self.warm_lane(engine, feed))
                     except errors.BackendError as exc:
                         # A provider refuses some of its options for some models, such as a graph of all kernels.
                         if not engine.candidate.provider_settings:
@@ -202,7 +202,8 @@ class Measurement:
                 self.budget.skip(candidate)
         return timings
 
-    def _warm_lane(self, engine: Optimized, feed: Feed) -> Lane:
+    def warm_lane(self, engine: Optimized, feed: Feed) -> Lane:
+        """Load an engine, and run it until inferences take their usual time."""
         if self._default is not None and engine.candidate == Candidate():
             lane, self._default = self._default, None
         else:

@@ -145,7 +145,7 @@ class Optimizer:
         if candidate == Candidate():
             options.log_severity_level = 0  # `may_change` reads the verbose log
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, candidate.optimization_level)
-        for key, value in candidate.session_config.items():
+        for key, value in candidate.session_config(self.model).items():
             options.add_session_config_entry(key, value)
         # This session never runs. Packing its weights would take up to half of the time and double their memory.
         options.add_session_config_entry("session.disable_prepacking", "1")

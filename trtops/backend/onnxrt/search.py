@@ -8,16 +8,17 @@ from itertools import combinations
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed, TimingCacheUse
 from trtops.backend.onnxrt.log import SessionLog
-from trtops.backend.onnxrt.measure import Measurement
-from trtops.backend.onnxrt.optimize import Optimizer
+from trtops.backend.onnxrt.measure import Budget, Measurement, successive_halving
+from trtops.backend.onnxrt.optimize import Optimized, Optimizer
 from trtops.backend.onnxrt.session import usable_threads
 from trtops.backend.onnxrt.tactics import FALLBACKS, Candidate, Tactic, find
 from trtops.backend.onnxrt.timing_cache import Timing, TimingCache, timing_key
-from trtops.backend.ratio import RatioEstimate, estimate
+from trtops.backend.ratio import MIN_STARTS, RatioEstimate, estimate
 from trtops.metadata import DataType, TensorMetadata, TensorSpec, is_dynamic, shape_accepts
 from trtops.spec import CAMPAIGN_SEEDS, OptimizationProfile
 from trtops.system.limits import MEMORY, check_array
@@ -136,6 +137,32 @@ class Search:
         takes = f"With {candidate.id}, an inference takes {ratio.ratio:.2f} times the time of {default}, {span}"
         reason = f"{len(self.timed)} settings were timed" if ratio.decision == "below" else "the defaults are denied"
         return f"{takes}; {reason}"
+
+    def gain_over_fp32(self, model: onnx.ModelProto, engine: Optimized) -> str:
+        """Time a quantized engine in turns with the default engine of the FP32 model; the result is a line."""
+        budget = Budget()
+        budget.begin(0, 0)
+        lanes = []
+        try:
+            with Optimizer(model, self.measurement.options, self.log) as optimizer:
+                measurement = Measurement(optimizer, self.measurement.options, budget)
+                feed = self._feed(self.shapes[0])
+                lanes = [measurement.warm_lane(build, feed) for build in (optimizer(Candidate()), engine)]
+                successive_halving(lanes, feed, self.measurement.options.timing_iterations, budget)
+        except errors.BackendError as exc:
+            self.log.add(f"[trtops] not compared with FP32: {exc}")
+            return ""
+        rounds = tuple((ratio,) for ratio in lanes[1].timing(lanes[0]).log_ratios)
+        ratio = estimate(rounds, 1.0, _CONFIDENCE, last=True) if len(rounds) >= MIN_STARTS else None
+        if ratio is None or ratio.decision == "open":
+            self.log.add("[trtops] whether INT8 is faster than FP32 is not certain")
+            return ""
+        takes = f"{ratio.ratio:.2f} times the time of FP32"
+        if ratio.decision == "below":
+            return takes
+        ops = [node.op for node in engine.graph.nodes]
+        converting = sum(map(ops.count, ("QuantizeLinear", "DequantizeLinear", "Transpose")))
+        return f"does not pay: {takes} ({converting} of {len(ops)} kernels convert); build FP32"
 
     def _without_default(self, tactics: Sequence[Tactic], why_denied: WhyDenied) -> Choice:
         """Choose despite a failing default: the fastest candidate with one tactic toggled, or a lower level."""

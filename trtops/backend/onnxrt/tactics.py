@@ -9,8 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+import onnx
+
 from trtops import errors
-from trtops.backend.environment import Processor, processor
+from trtops.backend.environment import processor
+from trtops.backend.onnx.quantize import saturates
 from trtops.spec import OnnxRuntimeOptions
 
 
@@ -196,16 +199,8 @@ class Candidate:
         levels = [tactic.level for tactic in self.tactics if tactic.level]
         return levels[-1] if levels else "ORT_ENABLE_ALL"
 
-    @property
-    def session_config(self) -> dict[str, str]:
-        """Session config entries: the tactics' own, and those for exact products with quantized operands."""
+    def session_config(self, model: onnx.ModelProto) -> dict[str, str]:
+        """Session config entries: the tactics' own, and those for exact products with a model's quantized weights."""
         config = {_ACCURACY_OF_NBITS: "1", **dict(chain.from_iterable(tactic.config for tactic in self.tactics))}
-        return config | ({"session.x64quantprecision": "1"} if overflows_in_8_bits(processor()) else {})
-
-
-def overflows_in_8_bits(processor: Processor) -> bool:
-    """Return True if sums of unsigned by signed 8-bit products saturate at 16 bits."""
-    # They do on x86 without VNNI instructions. ONNX Runtime can use unsigned weights there; see its guide to
-    # quantization on x86-64.
-    is_x86 = processor.machine.lower() in ("x86_64", "amd64")
-    return is_x86 and not any("vnni" in name for name in processor.instruction_sets)
+        # Unsigned weights are exact, and take up to twice the time.
+        return config | ({"session.x64quantprecision": "1"} if processor().saturates and saturates(model) else {})

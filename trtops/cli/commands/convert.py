@@ -70,8 +70,12 @@ def convert(args: Options) -> Job:
         raise UsageError(f"{args.output}: its suffix does not say what to make; use --convert-to trt, or another kind")
     suffix = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
     is_written = args.output is not None or args.experiment is None
-    output = args.output = args.output or f"{Path(args.model_file).stem}{suffix}"
+    output = args.output = args.output or f"{Path(args.model_file).stem.removesuffix('.py')}{suffix}"
     if target == "ort" or args.experiment is not None:
+        if kind in ("torch", "trt-network-script"):
+            if args.model_file.endswith(".py"):
+                raise UsageError(f"{args.model_file}: name the function that returns the PyTorch module: net.py:make")
+            return _evaluated(args, target, output if is_written else None)
         if kind != "onnx" or target not in ("ort", "trt") or loading.wants_onnx_changes(args):
             raise UsageError("only engines of unchanged ONNX files are recorded; convert the model first")
         return _evaluated(args, target, output if is_written else None)
@@ -81,6 +85,7 @@ def convert(args: Options) -> Job:
     loader: Any
     folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("weights"))
     args.ignore("profile", configs.ONNXRT_ONLY)
+    configs.export_torch(args, scripts=False)
     if target == "trt":
         args.ignore(groups.SAVE_AS)
         loader = SaveBytes(loading.engine_bytes(args), output)

@@ -214,7 +214,7 @@ SHOWING = Group(
 
 
 @command(
-    groups.MODEL.without("--input-shapes"),
+    groups.MODEL.without("--input-shapes", "--input-dtypes"),
     SHOWING,
     groups.JSON,
     *groups.ONNX,

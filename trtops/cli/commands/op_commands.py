@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import ops
@@ -57,7 +58,7 @@ def build_list(args: Options) -> Job:
     examples=("trtops calibrate model.onnx --calibration-data images.npz --load-inputs held_out.npz -o int8.cache",),
 )
 def calibrate(args: Options) -> Job:
-    """Find INT8 ranges from real data, and compare INT8 with other precisions.
+    """Find INT8 ranges from real data, and evaluate INT8 with them.
 
     The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
     """
@@ -70,9 +71,37 @@ def calibrate(args: Options) -> Job:
 
 
 @command(
+    Group("models", flag("models+", "ONNX models", shown="MODEL", file="reads")),
+    configs.config_flags("limits and candidates", "ChooseConfig", skip="build check"),
+    Group("evaluation", groups.STATISTICS),
+    configs.config_flags("evaluation", "ChooseConfig", skip="build data"),
+    configs.QUANTIZING,
+    groups.SOURCE,
+    groups.TRACKING,
+    groups.JSON,
+    examples=(
+        "trtops choose model.onnx --data images.npz --loss 1%",
+        "trtops choose model.onnx --data images.npz --metric detection --labels coco.json --loss 0.5% --latency 2ms",
+    ),
+)
+def choose(args: Options) -> Job:
+    """Find the fastest engine within limits, among precisions, kept layers, providers and settings.
+
+    Each candidate is a child run; what cannot win is not built, and the table says why. Exits with 1 if none is within
+    the limits.
+    """
+    config = configs.make(args, "ChooseConfig", configs.check_values(args), build=configs.make(args, "BuildConfig"))
+    return op_job(args, "choose_all", tuple(args.models), config, store="writes", progress=("Choosing", "candidates"))
+
+
+@command(
     Group(
         "sides",
-        flag("actual", "the side under test: run:ID, .onnx, .engine, .plan, .ort, .json or .npz", file="reads"),
+        flag(
+            "actual",
+            "the side under test: run:ID, .onnx, .engine, .plan, .ort, .pt2, script.py:function, .json or .npz",
+            file="reads",
+        ),
         flag("golden", "the reference", file="reads"),
         flag("more*", "further runs, for --html"),
         flag(
@@ -122,10 +151,34 @@ def compare(args: Options) -> Job:
 
 @command(
     Group(
+        "engine",
+        flag("engine", "the engine (.plan, .engine, .trt, .ort, .onnx), or a folder of them", file="reads"),
+        flag("--model FILE", "its ONNX model; for a folder of engines, also a folder of models", required=True),
+    ),
+    configs.config_flags("evaluation", "EvaluateConfig"),
+    groups.STATISTICS,
+    groups.SOURCE,
+    groups.TRACKING,
+    groups.PROFILE,
+    groups.JSON,
+    examples=("trtops evaluate model.plan --model model.onnx --load-inputs inputs.npz",),
+)
+def evaluate(args: Options) -> Job:
+    """Compare an engine that another program built with its model, and record it with what is not known of it.
+
+    Exits with 1 unless it, or each engine of a folder, is good.
+    """
+    config = configs.make(args, "EvaluateConfig", configs.check_values(args))
+    progress = ("Evaluating", "engines") if Path(args.engine).is_dir() else None
+    return op_job(args, "evaluate", args.engine, args.model, config, store="temporary", progress=progress)
+
+
+@command(
+    Group(
         "candidates",
         flag(
             "models*",
-            "ONNX models (default: the store's accepted engines, in the newest --release)",
+            "models: .onnx, .pt2, script.py:function (default: the store's accepted engines, in the newest --release)",
             shown="MODEL",
             file="reads",
         ),
@@ -196,6 +249,22 @@ def report(args: Options) -> Job:
 
 
 @command(
+    Group("run", flag("run", "a build's run, or an iteration's")),
+    configs.config_flags("repository", "ExportConfig", {"triton": "--triton", "max_batch": "--max-batch"}),
+    groups.STORE,
+    groups.JSON,
+    examples=("trtops export 8d6e3f1a --triton models --max-batch 8",),
+)
+def export(args: Options) -> Job:
+    """Write a good engine into a Triton model repository, as the next version of a model.
+
+    Triton batches only where the optimization profiles take the batches and the self-check holds. The folder `client`
+    next to the versions has a script that repeats the verdict on a running server.
+    """
+    return op_job(args, "export", args.run, configs.make(args, "ExportConfig"), store="reads")
+
+
+@command(
     groups.ONNX_MODEL,
     Group(
         "measuring",
@@ -220,7 +289,7 @@ def sensitivity(args: Options) -> Job:
 
 
 @command(
-    Group("model", flag("model_file", "the ONNX model")),
+    groups.ONNX_MODEL,
     Group(
         "triage",
         flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from trtops import comparator, ops
 from trtops.backend import common, onnx, onnxrt, pluginref, trt
 from trtops.backend.loader import BaseLoader
-from trtops.cli import groups, loading, values
+from trtops.backend.torch.runner import TorchRunner
+from trtops.cli import configs, groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, store_of, tracker
 from trtops.cli.logs import say, say_result
@@ -38,6 +39,7 @@ RUNNERS = Group(
             ("trt-engine", "TensorRT with an existing engine", "FILE"),
             ("onnx", "ONNX's reference implementation", None),
             ("pluginref", "reference implementations of plugins, on the CPU", None),
+            ("torch", "the PyTorch module itself", None),
         )
     ),
 )
@@ -122,6 +124,8 @@ def run(args: Options) -> Job:
             raise UsageError("--gen-script writes what is run, not what is recorded; leave out --experiment")
         # The script may be moved, or run in another folder.
         args.model_file = args.model_file and os.path.abspath(args.model_file)
+    kinds = {kind for kind, _ in args.runners or ()}
+    configs.export_torch(args, scripts=bool(kinds & {"onnxrt", "onnx", "torch"}))
     work = _work(args)
     if not (work.runners or work.config.load_outputs or work.onnx_loader or args.gen_script):
         raise UsageError("No runners have been selected. Add some: --onnxrt --trt, or outputs by --load-outputs")
@@ -267,6 +271,8 @@ def _runner(args: Options, kind: str, word: str | None) -> Call:
             weight_streaming_budget=budget if unit == "bytes" else None,
             weight_streaming_percent=budget if unit == "percent" else None,
         )
+    if kind == "torch":
+        return call(TorchRunner, args.model_file)
     kind_of_model = loading.model_type(args)
     if kind_of_model in ("engine", "trt-network-script"):
         raise UsageError(f"{args.model_file} is not an ONNX model, so --{kind} cannot run it; use --trt")

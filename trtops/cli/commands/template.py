@@ -52,7 +52,7 @@ def onnx_gs(args: Options) -> Job:
 
 
 @command(
-    groups.MODEL.without("--model-type"),
+    groups.MODEL.without("--model-type", "--input-dtypes"),
     _OUTPUT,
     groups.TRT_SHAPES,
     groups.PRECISIONS.without("--fp32"),
@@ -82,7 +82,7 @@ def trt_config(args: Options) -> Job:
 
 
 @command(
-    groups.MODEL.without("--input-shapes"),
+    groups.MODEL.without("--input-shapes", "--input-dtypes"),
     _OUTPUT,
     groups.TRT_NETWORK,
     groups.TRT_OUTPUTS,

@@ -229,6 +229,15 @@ def _rebuild_run(
                 logged_environment, current_environment, logged.state, backend.device_state(build)
             )
             problems, unverified = check_engine_again(logged, backend)
+            if logged.build.spec.engine_sha256 is not None:
+                return replace(
+                    audited,
+                    contradictions=(*audited.contradictions, *problems),
+                    unverified=(*audited.unverified, *unverified),
+                    explanation=f"not rebuilt; of its build is not known: {', '.join(logged.build.spec.unknown)}",
+                    differences=differences,
+                    missing=logged.missing,
+                )
             rebuilds = tuple(run_step("rebuild", rebuild, way, logged, backend) for way in config.ways)
     except errors.BackendError as exc:  # the back end or the device is not available here
         explanation = f"{type(exc).__name__}: {exc}"

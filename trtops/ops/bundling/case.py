@@ -130,12 +130,13 @@ def engine_case(
     assert isinstance(options, OnnxRuntimeOptions)
     candidate = Candidate.from_settings(() if tactics is None else tactics.settings)
     settings: JSONValue = dict(provider_settings(options, candidate))
+    model = model_as_built(Model.from_proto(case.model), config, calibration)
     return replace(
         case,
-        model=model_as_built(Model.from_proto(case.model), config, calibration),
+        model=model,
         settings={
             "optimization_level": candidate.optimization_level,
-            "session_config": dict(candidate.session_config),
+            "session_config": {**candidate.session_config(model)},
             "disabled_optimizers": list(candidate.disabled_optimizers),
             "providers": [[name, settings] if name == CUDA else name for name in options.providers],
             "threads": usable_threads(options.intra_op_threads),

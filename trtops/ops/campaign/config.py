@@ -82,7 +82,7 @@ class DebugBuildConfig(Config):
 
     def __post_init__(self) -> None:
         if self.command is not None:
-            used = "data input_shapes iterations seed val_range min_precision_share"
+            used = "data input_shapes input_dtypes iterations seed val_range min_precision_share"
             golden = " golden" * self.command.wants("{golden}")
             refuse_unused(self, {"check": used + golden}, op="debug_build with a command")
         if isinstance(self.until, str) and self.until not in ("good", "bad", "decided"):

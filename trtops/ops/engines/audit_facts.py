@@ -30,7 +30,7 @@ def build_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     key = builds.build_key(spec, environment)
     facts.tag("build key", Tag.BUILD_KEY, f"{Artifact.SPEC} and {Artifact.ENVIRONMENT}", key)
     facts.tag("back end", Tag.BACKEND, Artifact.ENVIRONMENT, environment.backend, NOTHING)
-    for name, value in (schema.flat_params(spec.config) | builds.environment_params(environment)).items():
+    for name, value in (schema.flat_params(spec.stated()) | builds.environment_params(environment)).items():
         source = Artifact.ENVIRONMENT if name.startswith("env.") else Artifact.SPEC
         facts.add(f"param {name}", {"the store's params": info.params.get(name) or NOTHING, source: value})
     stored = run.holder
@@ -65,8 +65,8 @@ def _compare_engine(run: StoredRun, path: str, environment: Environment, shared:
     plan, options = build.engine.plan, build.engine.options
     stated = options.get("plan_sha256", options.get("sha256"))
     facts.add("engine", {path: build.engine.sha256, Artifact.ENGINE_OPTIONS: stated})
-    if environment.backend != "onnxruntime":  # only its GPU reads a TensorRT engine
-        return
+    if environment.backend != "onnxruntime" or options.get("format") == "ONNX":
+        return  # only its GPU reads a TensorRT engine, and an ONNX file is optimized when it is loaded
     for name in ("providers", "intra_op_threads"):
         option = to_jsonable(getattr(build.spec.config.options, name, None))
         facts.add(f"{name} of the engine", {Artifact.SPEC: option, Artifact.ENGINE_OPTIONS: options.get(name)})

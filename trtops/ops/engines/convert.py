@@ -13,7 +13,6 @@ from trtops.backend.base import Build, BuildRequest, Caches, EngineBackend, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend, may_crash
-from trtops.comparator.results import RunResults
 from trtops.extras import installed, sentence
 from trtops.metadata import check_feed
 from trtops.next_step import arguments_of
@@ -21,12 +20,21 @@ from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.fit_precision import fit_precision
 from trtops.ops.engines.request import CommandData, check_names, read_cache_file, read_timing_cache
-from trtops.ops.evaluation.check import EngineConfig, Evaluation, evaluate, log_evaluation, with_power
+from trtops.ops.evaluation.check import CheckConfig, EngineConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.precision_check import check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.deny import deny_list
-from trtops.ops.result import model_file, op_run, op_times, run_name, run_step, step_time, tracker_or_default
-from trtops.record import setting
+from trtops.ops.result import (
+    model_file,
+    model_source,
+    op_run,
+    op_times,
+    run_name,
+    run_step,
+    step_time,
+    tracker_or_default,
+)
+from trtops.record import setting, sha256
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions, short_device
 from trtops.system.activity import needs_child
 from trtops.system.worker import warm_worker
@@ -125,7 +133,7 @@ def convert(
         with _open_backend(config) as backend:
             result = _build_and_evaluate(backend, data, config, op.run, tracker, built)
             device = backend.environment(config.build).device
-        result = replace(result, title=f"convert {path.name}", subject=str(path), options=options)
+        result = replace(result, title=f"convert {path.name}", subject=model_source(path), options=options)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         with step_time("log"):
             op.run.rename(
@@ -181,21 +189,14 @@ def _build_and_evaluate(
     if source_run is None:
         with step_time("record build"):
             builds.log_build(run, build, data.model.info, backend.engine_suffix, key)
-            _log_model(run, data.model, config)
+            log_model(run, data.model, keep=config.keep_model)
     else:
         with step_time("record build"):
             builds.log_reuse(run, build, source_run)
 
-    golden = data.golden(config.build.profiles)
-    evaluation, outputs = _evaluate(build, backend, data, config, golden)
-    with step_time("record evaluation"):
-        log_evaluation(run, evaluation, engine="" if source_run is None else source_run.info.id)
-        log_kernels(run, build)
-    if config.check.plots == "always" or (config.check.plots == "bad" and evaluation.verdict == "bad"):
-        from trtops.comparator.plot import error_figures
-
-        for path, figure in run_step("plot errors", lambda: [*error_figures(outputs, golden)]):
-            run.log_bytes(figure, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
+    evaluation = evaluate_build(
+        build, backend, data, config.check, run, engine="" if source_run is None else source_run.info.id
+    )
     verdict, reasons, max_bytes = evaluation.verdict, evaluation.reasons, config.max_engine_bytes
     if max_bytes is not None and len(build.engine.plan) > max_bytes:
         verdict = "bad"
@@ -217,6 +218,7 @@ def _build_and_evaluate(
         crashed=crashed,
         skipped=build.skipped,
         tuning=build.tuning,
+        gain=build.gain,
         left_out=build.left_out,
         fallback=build.fallback,
         carried=carried,
@@ -243,7 +245,10 @@ def _log_request(
 ) -> None:
     builds.log_spec(run, spec, environment)
     # Spec and check have params of their own names, so only the rest of the config is added.
-    run.log_params({name: value for name, value in config.to_dict().items() if name not in ("build", "check")})
+    params = {name: value for name, value in config.to_dict().items() if name not in ("build", "check")}
+    if request.caches.calibration is not None:  # its place may be temporary, and says nothing about its content
+        params["calibration_cache"] = sha256(request.caches.calibration)[:8]
+    run.log_params(params)
     check, feeds = config.check, data.feeds(config.build.profiles)
     log_materials(run, caches=request.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
 
@@ -269,7 +274,7 @@ def _build(
     except errors.BackendError:
         # With its model, a failed build can be bundled and sent to the makers of the back end.
         with contextlib.suppress(errors.TrtopsError, OSError):  # the builder's error matters more
-            _log_model(run, data.model, config)
+            log_model(run, data.model, keep=config.keep_model)
         raise
     return replace(build, spec=spec), crashed
 
@@ -292,18 +297,24 @@ def _build_surviving(
     return backend.build_surviving(avoiding, feed=feed, crashed=log_crash), avoid
 
 
-def _log_model(run: Run, model: Model, config: ConvertConfig) -> None:
-    for file in model.files() if config.keep_model else ():
+def log_model(run: Run, model: Model, *, keep: bool) -> None:
+    """Log the files of a model, if they are to be kept."""
+    for file in model.files() if keep else ():
         run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
 
 
-def _evaluate(
-    build: Build, backend: EngineBackend, data: CommandData, config: ConvertConfig, golden: RunResults
-) -> tuple[Evaluation, RunResults]:
-    check, feeds = config.check, data.feeds(config.build.profiles)
+def evaluate_build(
+    build: Build, backend: EngineBackend, data: CommandData, check: CheckConfig, run: Run, *, engine: str = ""
+) -> Evaluation:
+    """Evaluate an engine by its model, and log the evaluation; ``engine`` is the run that has the engine, if another.
+
+    The engine runs in this process, so one that may crash it has to run in a child before.
+    """
+    config = build.spec.config
+    feeds, golden = data.feeds(config.profiles), data.golden(config.profiles)
     right = RightModel(
         model=data.model,
-        build=config.build,
+        build=config,
         feeds=feeds,
         golden=golden,
         golden_given=check.golden is not None,
@@ -318,4 +329,12 @@ def _evaluate(
     emulated = None if computed.low_precision is None else right.emulation(check.tolerances)
     evaluation = replace(evaluation.leaving_out(build.denied), computed=computed, emulated=emulated)
     evaluation = with_power(evaluation, golden, check, right.tolerances(check.tolerances))
-    return evaluation, outputs
+    with step_time("record evaluation"):
+        log_evaluation(run, evaluation, engine=engine)
+        log_kernels(run, build)
+    if check.plots == "always" or (check.plots == "bad" and evaluation.verdict == "bad"):
+        from trtops.comparator.plot import error_figures
+
+        for path, figure in run_step("plot errors", lambda: [*error_figures(outputs, golden)]):
+            run.log_bytes(figure, f"{schema.Artifact.ACCURACY_PLOTS}{path}")
+    return evaluation

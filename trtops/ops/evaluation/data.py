@@ -300,6 +300,8 @@ class DataConfig(Config):
         input_shapes: Shapes of random data, by input; by default those of optimization profiles, or sizes that the
             model suggests, with 2 for a batch, and for other dynamic dimensions 64 or the first half of it, half of
             that, and so on, at which the model runs.
+        input_dtypes: Types of the inputs of a PyTorch module without data, by input, such as ``int64`` (default:
+            float32). ONNX models declare theirs.
         iterations: Number of random feeds.
         seed: Seed of the random data.
         val_range: Smallest and largest random value by input, with ``""`` for the others; by default between the values
@@ -308,6 +310,7 @@ class DataConfig(Config):
 
     data: str | None = setting(None, convert=data_source, file="reads")
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, metadata={"keyword": "shapes"})
+    input_dtypes: Mapping[str, str] = field(default_factory=dict)
     iterations: int = setting(2, least=1)
     seed: int = 1
     val_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)

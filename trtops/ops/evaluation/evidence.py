@@ -58,6 +58,7 @@ class Evidence(Record):
     undefined: tuple[str, ...] = ()  # why parts of the outputs cannot be compared: random numbers, NaN in the data
     constant: tuple[str, ...] = ()  # the outputs, if all of them are constant on this data
     blind: tuple[str, ...] = ()  # what the data never exercises, so that an error there cannot be seen, in phrases
+    export: str = ""  # the first stage of a PyTorch model, in a line
     denied: tuple[str, ...] = ()  # choices that the deny-list excluded from the build, each with its reason
 
     @property
@@ -94,8 +95,9 @@ class Evidence(Record):
         shapes = listed(dict.fromkeys(entry.text() for entry in self.shapes), _MAX_LISTED_SHAPES, "; ") or "no inputs"
         assumed = ", assumed" if self.assumed else ""
         denied = f"; {counted(len(self.denied), 'choice')} left out, since denied" if self.denied else ""
+        stage = f"{self.export}; ONNX to engine: " if self.export else ""
         return one_line(
-            f"{self.margin}; {self.source}, {self._amount} in "
+            f"{stage}{self.margin}; {self.source}, {self._amount} in "
             f"{counted(self.feeds, 'feed')}; "
             f"shapes: {shapes}{assumed}; reference: {self.reference}; limits: {self.limits}{denied}"
         )

@@ -160,6 +160,17 @@ def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
     )
 
 
+def engine_precision(build: Build) -> Precision:
+    """The lowest precision of an engine's kernels and tensors, for an engine whose requested precision is not known."""
+    present = {precision for _, _, precision, counted in _kernels(build) if counted}
+    for choice in build.tactics.choices:
+        types = {_PRECISIONS.get(tensor.dtype, "") for tensor in (*choice.inputs, *choice.outputs)}
+        present |= types & {"fp16", "bf16", "fp8"}
+        if "Quantize" in choice.op or choice.op.rpartition(".")[2].startswith("QLinear"):
+            present.add("int8")
+    return next((precision for precision in ("int8", "fp8", "bf16", "fp16") if precision in present), "fp32")
+
+
 def log_kernels(run: Run, build: Build) -> None:
     """Log the precision of an engine, and a table of the precision of each kernel."""
     run.log_params({"computes_in": check_precision(build).name})

@@ -19,7 +19,7 @@ from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.releases import name_of
 from trtops.ops.gate.result import GateResult
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
-from trtops.ops.result import OpRun, model_file, op_run, run_step, tracker_or_default
+from trtops.ops.result import OpRun, model_file, model_source, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
 from trtops.system.worker import close_workers
 from trtops.tracking import builds, schema
@@ -61,7 +61,7 @@ def gate(
     tracker = tracker_or_default(tracker)
     begin = time.perf_counter()
     path = model_file(model)
-    if config.metric == "instructions":
+    if config.clock == "instructions":
         count_instructions()
     experiment = experiment or path.stem
     precision, release = config.build.precision, name_of(config.release)
@@ -73,7 +73,7 @@ def gate(
         check_names(loaded, config.build, config.check)
         config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
         devices = ",".join(config.devices)
-        limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}
+        limits = {"policy": config.policy.digest, "minutes": config.minutes, "clock": config.clock}
         run.log_params({"release": release, "devices": devices, **limits})
         findings: tuple[Finding, ...] = ()
         with contextlib.ExitStack() as stack:
@@ -92,7 +92,7 @@ def gate(
             findings += tuple(finding for finding in evaluated if finding.subject not in ended)
         result = GateResult(
             title=f"gate {path.name} {precision} {release}",
-            subject=str(path),
+            subject=model_source(path),
             findings=findings,
             policy=config.policy,
             precision=precision,

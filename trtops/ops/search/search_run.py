@@ -9,7 +9,7 @@ from pathlib import Path
 from trtops.backend.onnx.messages import ModelProto
 from trtops.backend.onnx.model import Model
 from trtops.ops.model.model_files import Source, open_model
-from trtops.ops.result import OpRun, Result, model_file, op_run, run_step
+from trtops.ops.result import OpRun, Result, model_file, model_source, op_run, run_step
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker
 
@@ -58,4 +58,4 @@ def search_run(
     run_name = f"{name} {kind} {side}".rstrip()
     title = f"{kind} {name if file is None else Path(file).name}"
     with op_run(tracker, experiment or name, run_name, kind=kind, model=file, tags=tags, parent=parent) as op:
-        yield SearchRun(op, run_step("load", open_model, model), title, str(file or ""))
+        yield SearchRun(op, run_step("load", open_model, model), title, model_source(file or ""))

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trtops import errors
+from trtops.backend.torch.export import export_of
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
-from trtops.ops.triaging.result import Step, TriageConfig, TriageResult
+from trtops.ops.triaging.result import NOT_ANSWERED, Step, TriageConfig, TriageResult
 from trtops.ops.triaging.subject import Subject
 from trtops.system.worker import close_workers
 from trtops.tables import counted
@@ -27,7 +28,7 @@ from trtops.tracking.base import Run, Tracker
 from trtops.tracking.memory import MemoryTracker
 from trtops.verdict import PASSED
 
-_ANY, _OPEN = "*", "not answered"
+_ANY, _OPEN = "*", NOT_ANSWERED
 
 
 class Question(NamedTuple):
@@ -44,6 +45,8 @@ class Question(NamedTuple):
 # What runs of the experiment know comes first, then what costs no build. No verdict on bad data or a broken model is
 # valid. If rounding alone explains the errors, builds cannot say more.
 QUESTIONS: dict[str, Question] = {
+    "export": Question("Does the export repeat the PyTorch module?", model_.ask_export,
+        {"yes": "data", _OPEN: "data"}, lambda s: (4, 0)),
     "data": Question("Is the data usable?", model_.ask_data,
         {"usable": "structure", _OPEN: "structure"}, lambda s: (1, 0)),
     "structure": Question("Is the model sound, node by node?", model_.ask_structure,
@@ -74,7 +77,7 @@ QUESTIONS: dict[str, Question] = {
         {_ANY: "bundle"}, lambda s: (30, 0 if "divergence" in s.answers else 10)),
     "bundle": Question("Can it be reproduced without trtops?", engine.ask_bundle, {}, lambda s: (5, 1)),
 }  # fmt: skip
-"""Every question. The first is ``data``."""
+"""Every question. The first is ``export`` for a PyTorch model, and ``data`` for others."""
 
 
 @checked_arguments
@@ -109,7 +112,7 @@ def triage(
             run = op.run
             run.set_tags({schema.Tag.MODEL_SHA256: subject.model.info.sha256})
             run.log_params({"model": path.name, **config.build.to_dict()})
-            name = "data"
+            name = "data" if export_of(path) is None else "export"
             while name:
                 question = QUESTIONS[name]
                 if progress is not None:

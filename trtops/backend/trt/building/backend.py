@@ -1,19 +1,25 @@
 """The TensorRT engine back end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from trtops.backend.base import BaseRunner, Build, BuildRequest, Engine, Feed, ProfiledFeed
+from trtops.backend.onnx.model import Model
 from trtops.backend.trt import library
 from trtops.backend.trt.building.build import EngineBuild
 from trtops.backend.trt.building.engine import engine_from_bytes
 from trtops.backend.trt.building.profile import ShapeTuple
+from trtops.backend.trt.choices.selector import unreplayable
+from trtops.backend.trt.describe import inspector
 from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
-from trtops.spec import BuildConfig, Environment
+from trtops.metadata import is_dynamic
+from trtops.record import sha256
+from trtops.spec import BuildConfig, BuildSpec, Environment, OptimizationProfile
+from trtops.tactics.record import TacticRecord
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,39 @@ class TensorRTBackend:
     def build(self, request: BuildRequest) -> Build:
         """Build one engine; see :meth:`trtops.backend.base.EngineBackend.build`."""
         return EngineBuild(request).run()
+
+    def adopt(self, plan: bytes, model: Model, config: BuildConfig) -> Build:
+        """Return a build with an engine built elsewhere; see :meth:`trtops.backend.base.EngineBackend.adopt`."""
+        environment = self.environment(config)
+        engine = engine_from_bytes(plan)
+        inputs, outputs = inspector.engine_io(engine)
+        layers = tuple(map(inspector.LayerDescription.to_layer, inspector.read_layers(engine)))
+        profiles = []
+        if any(is_dynamic(dim) for spec in inputs.values() for dim in spec.shape or ()):
+            for described in inspector.profiles_of(engine, inputs):
+                profiles.append(OptimizationProfile(shapes=described))
+        names = [spec.name for spec in model.info.outputs if spec.name in outputs]
+        options: dict[str, Any] = {
+            "sha256": sha256(plan),
+            "outputs": [*names, *(name for name in outputs if name not in names)],
+        }
+        return Build(
+            spec=BuildSpec(
+                model_sha256=model.info.sha256,
+                config=replace(config, profiles=tuple(profiles)),
+                engine_sha256=sha256(plan),
+                unknown=("builder flags", "tactics that the builder timed", "timing cache", "calibration data"),
+            ),
+            engine=Engine(backend=self.name, plan=plan, options=options, environment=environment),
+            tactics=TacticRecord(
+                mechanism="inspector",
+                backend_version=environment.backend_version,
+                device_sha256=environment.device_sha256,
+                choices=tuple(map(unreplayable, layers)),
+            ),
+            layers=layers,
+            seconds=0.0,
+        )
 
     def runner(
         self, engine: Engine | Callable[[], Engine], name: str | None = None, *, interleaved: bool = False

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# TensorRT 5 to 10 log it like this.
+_BUILT_ELSEWHERE = re.compile(r"expecting (library version|compute) ([\d.]*\d) got (?:compute )?([\d.]*\d)")
 _DLA_STRATEGY = {"names": "trt.DLAWorkspaceAllocationStrategy"}
 
 
@@ -190,6 +192,12 @@ class EngineFromBytes(BaseLoader[Any]):
         with library.collect_log() as lines:
             engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
+            if (built := _BUILT_ELSEWHERE.search(lines.text)) is not None:
+                kind, here, there = built.groups()
+                what = "TensorRT" if kind == "library version" else "a GPU of compute capability"
+                raise errors.EngineLoadError(
+                    f"The engine was built for {what} {there}; this is {here}. Rebuild it here, or load it there."
+                )
             host_code = "Or it contains host code: to allow that, set TRTOPS_ALLOW_HOST_CODE=1. "
             raise errors.EngineLoadError(
                 f"{library.line().name} cannot load this engine of {memoryview(plan).nbytes} bytes: it is damaged, or "

@@ -175,16 +175,22 @@ def describe_engine(engine: Any) -> EngineDescription:
         name=engine.name,
         inputs=tuple(inputs.values()),
         outputs=tuple(outputs.values()),
-        profiles=tuple(
-            tuple(_shape_range(engine, name, index) for name in inputs)
-            for index in range(engine.num_optimization_profiles)
-        ),
+        profiles=profiles_of(engine, inputs),
         device_memory_bytes=line.device_memory_bytes(engine),
         weights_bytes=sum(WIDTHS.get(kind, 0) * count for kind, count in weights),
         refittable=bool(engine.refittable),
         layers=layers,
         listed_profiles=line.profiles_listed(engine),
     )
+
+
+def profiles_of(engine: Any, inputs: Iterable[str]) -> tuple[tuple[ShapeRange, ...], ...]:
+    """The range of each input in each optimization profile of an engine."""
+    names = tuple(inputs)
+    profiles = []
+    for index in range(engine.num_optimization_profiles):
+        profiles.append(tuple(_shape_range(engine, name, index) for name in names))
+    return tuple(profiles)
 
 
 def engine_io(engine: Any) -> tuple[TensorMetadata, TensorMetadata]:

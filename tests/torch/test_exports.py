@@ -1,0 +1,160 @@
+"""Real modules of torch: both stages of the verdict, and what exports lose. `make test-torch` runs them."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import trtops
+from tests.torch import modules
+from tests.torch.modules import Case
+from trtops.backend.onnx.model import Model
+from trtops.backend.torch.export import Example, export
+from trtops.backend.torch.module import TorchModel
+from trtops.ops.evaluation.export_check import ExportCheck, check_export
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def checked(case: Case) -> ExportCheck:
+    torch.manual_seed(0)
+    exported = export(TorchModel.open(case.make()), Example(case.inputs, case.dynamic))
+    return check_export(exported, Model.load(exported.path), [case.inputs])
+
+
+@pytest.mark.parametrize("name", modules.RIGHT)
+def test_right_export_is_good(name: str) -> None:
+    case = modules.RIGHT[name]
+    check = checked(case)
+    assert check.verdict == "good", check.reasons
+    assert len(check.other_sizes) == (2 if case.dynamic else 0)
+
+
+@pytest.mark.parametrize("name", modules.LOST)
+def test_loss_is_named(name: str) -> None:
+    case = modules.LOST[name]
+    check = checked(case)
+    assert check.verdict == "bad"
+    assert [loss.kind for loss in check.losses] == [case.kind], check.reasons
+    [loss] = check.losses
+    assert loss.place and case.place in loss.text, loss
+
+
+def program(module: torch.nn.Module, path: Path, *arrays: np.ndarray[Any, Any]) -> Path:
+    torch.export.save(torch.export.export(module, tuple(map(torch.from_numpy, arrays))), path)
+    return path
+
+
+def test_program_left_in_training_mode_is_named(tmp_path: Path) -> None:
+    path = program(modules.Norm().train(), tmp_path / "norm.pt2", modules.floats(4, 6))
+    check = checked(Case(lambda: path, {"x": modules.floats(4, 6)}))
+    assert [(loss.kind, loss.place) for loss in check.losses] == [("training", "module 'norm'")]
+
+
+def test_program_with_fixed_sizes_is_named(tmp_path: Path) -> None:
+    path = program(modules.Norm().eval(), tmp_path / "norm.pt2", modules.floats(4, 6))
+    check = checked(Case(lambda: path, {"x": modules.floats(4, 6)}, {"x": (0,)}))
+    assert [(loss.kind, loss.place) for loss in check.losses] == [("constant", "x[0]")]
+
+
+def test_right_program_is_good(tmp_path: Path) -> None:
+    path = program(modules.ResidualNet().eval(), tmp_path / "net.pt2", modules.floats(2, 3, 16, 16))
+    assert checked(Case(lambda: path, modules.IMAGE)).verdict == "good"
+
+
+@pytest.fixture
+def exchanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exporter that gives inputs the names of others."""
+    original = torch.onnx.export
+
+    def exchange(*args: Any, input_names: list[str], **options: Any) -> Any:
+        return original(*args, input_names=input_names[::-1], **options)
+
+    monkeypatch.setattr(torch.onnx, "export", exchange)
+
+
+@pytest.mark.usefixtures("exchanging")
+def test_exchanged_inputs_are_named() -> None:
+    inputs = {"x": modules.floats(2, 5), "y": modules.floats(2, 5, seed=1)}
+    [loss] = checked(Case(modules.TwoInputs, inputs)).losses
+    assert loss.kind == "input" and loss.text == "inputs 'x' and 'y' are exchanged"
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch, change: Callable[[onnx.ModelProto], None]) -> None:
+    """Let the exporter change what it exports."""
+    original = torch.onnx.ONNXProgram.save
+
+    def save(self: Any, path: str, **options: Any) -> None:
+        original(self, path, **options)
+        proto = onnx.load(path)
+        change(proto)
+        onnx.save(proto, path)
+
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "save", save)
+
+
+def test_wrong_translation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(proto: onnx.ModelProto) -> None:
+        node = next(node for node in proto.graph.node if node.op_type == "LayerNormalization")
+        next(entry for entry in node.attribute if entry.name == "epsilon").f = 0.5
+
+    faulty(monkeypatch, change)
+    [loss] = checked(modules.RIGHT["vit"]).losses
+    assert loss.kind == "values" and loss.place == "module 'norm' (LayerNorm)", loss
+
+
+def test_dropped_input_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(proto: onnx.ModelProto) -> None:
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(modules.floats(2, 5, seed=1), "y"))
+        del proto.graph.input[1]
+
+    faulty(monkeypatch, change)
+    inputs = {"x": modules.floats(2, 5), "y": modules.floats(2, 5, seed=1)}
+    [loss] = checked(Case(modules.TwoInputs, inputs)).losses
+    assert (loss.kind, loss.place) == ("input", "y") and "missing" in loss.text
+
+
+def test_both_stages_are_in_the_verdict(tmp_path: Path) -> None:
+    script = tmp_path / "nets.py"
+    script.write_text(Path(modules.__file__).read_text() + "\ndef make():\n    return ResidualNet()\n")
+    np.savez(tmp_path / "feed.npz", x=modules.floats(4, 3, 16, 16))
+    config = trtops.ConvertConfig(check=trtops.CheckConfig(data=str(tmp_path / "feed.npz")))
+
+    result = trtops.convert(f"{script}:make", config, tracker=trtops.MemoryTracker())
+
+    assert result.verdict == "good" and result.subject == f"{script}:make"
+    assert result.evaluation.export is not None and result.evaluation.export.verdict == "good"
+    assert "PyTorch to ONNX: good" in result.evidence and "ONNX to engine: " in result.evidence
+
+
+def test_triage_asks_about_the_export_first() -> None:
+    torch.manual_seed(0)
+    config = trtops.TriageConfig(check=trtops.CheckConfig(data={"x": modules.floats(4, 6, 6)}))
+    result = trtops.triage(modules.Average(), config)
+    assert [step.question for step in result.steps] == ["export"]
+    assert result.kind == "export" and result.places == ("mean",)
+
+
+def test_accuracy_takes_a_module() -> None:
+    config = trtops.AccuracyConfig(data={"x": modules.floats(4, 6)})
+    assert trtops.accuracy(modules.Mixture(), trtops.ops.search.accuracy.Emulated("bf16"), config).verdict == "good"
+
+
+def test_export_is_kept_by_content() -> None:
+    torch.manual_seed(0)
+    module, example = modules.Norm(), Example({"x": modules.floats(4, 6)})
+    first = export(TorchModel.open(module), example)
+    assert export(TorchModel.open(module), example).path == first.path
+    with torch.no_grad():
+        module.linear.bias.add_(1)
+    assert export(TorchModel.open(module), example).path != first.path

@@ -1,0 +1,1 @@
+"""PyTorch modules and programs as models. Importing this package does not import torch."""

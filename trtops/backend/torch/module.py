@@ -1,0 +1,282 @@
+"""PyTorch modules: opened from scripts, programs and objects, identified by content, and run as the reference."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import itertools
+import os
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.common import import_from_script
+from trtops.extras import require
+from trtops.record import sha256_file
+from trtops.system.allowed import check_file
+from trtops.torch_tensors import from_torch, to_torch
+
+if TYPE_CHECKING:
+    from trtops.backend.runner import Feed
+
+_SCRIPT = re.compile(r"(.+\.py):(\w+)")
+_PICKLED = (".pt", ".pth", ".ckpt")
+
+
+def is_torch_model(value: object) -> bool:
+    """True for a module, a program, ``script.py:function``, or the path of a ``.pt2`` file. Does not import torch."""
+    if isinstance(value, (str, os.PathLike)):
+        text = os.fspath(value)
+        return isinstance(text, str) and (text.endswith((".pt2", *_PICKLED)) or _SCRIPT.fullmatch(text) is not None)
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, (torch.nn.Module, torch.export.ExportedProgram))
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A module in evaluation mode and FP32, or a program of ``torch.export``, which has its own mode and types."""
+
+    source: str  # as given, or the class of an object
+    name: str  # of files that are made from it
+    module: Any
+    program: Any = None  # torch.export.ExportedProgram
+    file: Path | None = field(default=None, compare=False)  # of a program
+    is_object: bool = False  # of Python, which no command can name
+
+    @classmethod
+    def open(cls, value: Any) -> TorchModel:
+        """Open a module; ConfigError if it is something else, or its script may not run."""
+        source, name, file = type(value).__name__, type(value).__name__, None
+        is_object = not isinstance(value, (str, os.PathLike))
+        script = None
+        if not is_object:
+            source = os.fspath(value)
+            script = _SCRIPT.fullmatch(source)
+            path = Path(source if script is None else script[1])
+            name, file = path.stem, path if script is None else None
+            if not path.is_file():
+                raise errors.InvalidModelError(f"{path.absolute()} does not exist; expected a PyTorch model.")
+            if path.suffix in _PICKLED:
+                raise errors.ConfigError(
+                    f"{source} is a pickle, which is not read, since it can run any code. Give a script that loads it "
+                    "(script.py:function), or save a program: torch.export.save(torch.export.export(module, "
+                    "example_inputs), 'model.pt2')."
+                )
+            # A program may hold pickled constants, so that it counts as code.
+            check_file(path, "script" if script is not None else "PyTorch program")
+        require("torch", "onnxscript")
+        import torch
+
+        if script is not None:
+            value = import_from_script(script[1], script[2])()
+        elif file is not None:
+            try:
+                value = torch.export.load(file)
+            except Exception as exc:
+                raise errors.InvalidModelError(f"{source} is not a program of torch.export: {exc}") from None
+        if isinstance(value, torch.export.ExportedProgram):
+            return cls(source, name, value.module(check_guards=False), value, file, is_object)
+        if isinstance(value, torch.jit.ScriptModule) or not isinstance(value, torch.nn.Module):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise errors.ConfigError(f"{source} is a {kind}; expected a torch.nn.Module or a program of torch.export.")
+        module = _copied(value)
+        if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in _tensors(module)):
+            module = copy.deepcopy(module).float()
+        return cls(source, name, module.cpu().eval(), is_object=is_object)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs, in order: parameters of ``forward``, or inputs of the program."""
+        if self.program is not None:
+            return tuple(map(str, self.program.graph_signature.user_inputs))
+        parameters = inspect.signature(self.module.forward).parameters.values()
+        return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+    @property
+    def signature(self) -> str:
+        """The module's class with the parameters of its ``forward``."""
+        if self.program is not None:
+            return f"a program with the inputs {', '.join(self.inputs)}"
+        return f"{type(self.module).__name__}.forward{inspect.signature(self.module.forward)}"
+
+    def digest(self) -> str:
+        """SHA-256 over sources, weights and attributes, as 64 hexadecimal digits."""
+        if self.file is not None:
+            return sha256_file(self.file)
+        sha = hashlib.sha256()
+        for name, tensor in (self.program or self.module).state_dict().items():
+            array = np.ascontiguousarray(from_torch(tensor))
+            sha.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+            sha.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+        if self.program is not None:
+            sha.update(str(self.program.graph).encode())
+            return sha.hexdigest()
+        kinds = dict.fromkeys(kind for part in self.module.modules() for kind in type(part).__mro__)
+        for text in _sources(kinds):
+            sha.update(text)
+        for path, part in self.module.named_modules():
+            sha.update(f"{path}\0{type(part).__qualname__}\0{part}".encode())
+            for name, value in sorted(vars(part).items()):
+                if name[0] != "_" and name != "training":
+                    content = from_torch(value).tobytes() if hasattr(value, "detach") else repr(value).encode()
+                    sha.update(re.sub(rb" at 0x[0-9a-f]+", b"", name.encode() + b"\0" + content))
+        return sha.hexdigest()
+
+    def fresh(self) -> Any:
+        """Return a copy of the module that shares its weights, and has buffers and attributes of its own."""
+        return _copied(self.module)
+
+    def run(self, feed: Feed, module: Any = None, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+        """Run a fresh copy, or the given module, on inputs by name; return copies of the outputs by name.
+
+        InferenceError if the module does not run.
+        """
+        import torch
+
+        module = self.fresh() if module is None else module
+        tensors = {name: to_torch(np.array(feed[name])) for name in self.inputs if name in feed}
+        torch.manual_seed(seed)
+        try:
+            with torch.no_grad():
+                outputs = self._call(module, tensors)
+        except Exception as exc:
+            raise errors.InferenceError(
+                f"The module of {self.source} does not run: {type(exc).__name__}: {exc}"
+            ) from exc
+        return {name: from_torch(tensor).copy() for name, tensor in named_tensors(outputs)}
+
+    def example(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The inputs that a program was exported with; empty without a program, or if they are no tensors."""
+        from torch.utils import _pytree
+
+        values = [] if self.program is None else _pytree.tree_leaves(self.program.example_inputs)
+        return {name: from_torch(value) for name, value in zip(self.inputs, values) if hasattr(value, "detach")}
+
+    def watch(self, feed: Feed) -> dict[str, list[np.ndarray[Any, Any]]]:
+        """Run on inputs, and return the results of each module inside by path, in the order in which they end."""
+        import torch
+
+        module = self.fresh() if self.program is None else torch.export.unflatten(self.program)
+        results: dict[str, list[np.ndarray[Any, Any]]] = {}
+
+        def keep(path: str) -> Any:
+            def hook(part: Any, inputs: Any, outputs: Any) -> None:
+                # Of several calls the first, as one result of several may not be an output of the module.
+                results.setdefault(path, [from_torch(tensor).copy() for _, tensor in named_tensors(outputs)])
+
+            return hook
+
+        for path, part in module.named_modules():
+            part.register_forward_hook(keep(path))
+        self.run(feed, module)
+        return results
+
+    def kept_state(self, feed: Feed) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the state that a call leaves and later calls depend on, by path: buffers, tensors in attributes."""
+        module = self.fresh()
+        before = {path: tensor.clone() for path, tensor in _state(module)}
+        first = self.run(feed, module)
+        after = {path: tensor.clone() for path, tensor in _state(module)}
+        changed = {p: t for p, t in after.items() if p not in before or not t.equal(before[p])}
+        if not changed:
+            return {}
+        again = self.run(feed, module)
+        # The same inputs write the same entries of a cache, so that only other values in it show its use.
+        for path, tensor in _state(module):
+            if path in changed and tensor.is_floating_point():
+                tensor.detach().add_(1)
+        moved = self.run(feed, module)
+        depends = any(not np.array_equal(first[n], other[n]) for other in (again, moved) for n in first)
+        return {path: from_torch(tensor) for path, tensor in changed.items()} if depends else {}
+
+    def training(self) -> list[str]:
+        """The batch normalizations of a program that compute as in training, by path."""
+        paths = []
+        for node in () if self.program is None else self.program.graph.nodes:
+            if (
+                "batch_norm" in str(node.target)
+                and len(node.args) > 5
+                and node.args[5] is True
+                and node.args[3] is not None
+            ):
+                stack = list(node.meta.get("nn_module_stack", {}).values())
+                paths.append(f"module {stack[-1][0]!r}" if stack else node.name)
+        return paths
+
+    def _call(self, module: Any, tensors: Mapping[str, Any]) -> Any:
+        from torch.utils import _pytree
+
+        if self.program is None:
+            return module(**tensors)
+        arguments, keywords = _pytree.tree_unflatten(list(tensors.values()), self.program.call_spec.in_spec)
+        return module(*arguments, **keywords)
+
+
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a result in order, named by keys, fields and positions; ``output`` for a single one."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield name or "output", value
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        return
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from named_tensors(item, f"{name}_{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        keys = getattr(value, "_fields", None) or [f"{name or 'output'}_{index}" for index in range(len(value))]
+        for key, item in zip(keys, value):
+            yield from named_tensors(item, key)
+    else:
+        raise errors.UnsupportedFeatureError(
+            f"The module returns a {type(value).__name__}; expected tensors, or lists, tuples and mappings of them."
+        )
+
+
+def _state(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a module's tensors other than parameters, by path: buffers, and tensors in attributes."""
+    import torch
+    from torch.utils import _pytree
+
+    for path, part in module.named_modules():
+        attributes = {name: value for name, value in vars(part).items() if not name.startswith("_")}
+        for name, value in (*part._buffers.items(), *attributes.items()):
+            for index, leaf in enumerate(_pytree.tree_leaves(value)):
+                if isinstance(leaf, torch.Tensor):
+                    yield ".".join(filter(None, (path, name))) + f"[{index}]" * bool(index), leaf
+
+
+def _tensors(module: Any) -> Iterator[Any]:
+    return itertools.chain(module.parameters(), module.buffers())
+
+
+def _copied(module: Any) -> Any:
+    return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+
+
+def _sources(kinds: Mapping[type, None]) -> Iterator[bytes]:
+    """Yield the code of classes: files of their folders outside of installed packages, or the functions themselves."""
+    folders = set[str]()
+    for kind in kinds:
+        module = sys.modules.get(kind.__module__)
+        file = getattr(module, "__file__", None)
+        if kind.__module__.partition(".")[0] in sys.stdlib_module_names or "-packages" in str(file):
+            continue
+        if file is not None:
+            folders.add(os.path.dirname(os.path.abspath(file)))
+        else:
+            for function in vars(kind).values():
+                if isinstance(function, types.FunctionType):
+                    yield repr((function.__code__.co_code, function.__code__.co_consts)).encode()
+    files = {str(getattr(module, "__file__", None)) for module in [*sys.modules.values()]}
+    for path in sorted(files):
+        if os.path.dirname(os.path.abspath(path)) in folders and os.path.isfile(path):
+            yield Path(path).read_bytes()

@@ -1,0 +1,265 @@
+"""Evaluate: check an engine that another program built, and record it, with what is not known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trtops import errors
+from trtops.backend.base import Build, Caches
+from trtops.backend.engines import backend_of_suffix
+from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend
+from trtops.comparator.report import ComparisonReport
+from trtops.metadata import Shape, TensorMetadata, is_dynamic
+from trtops.next_step import arguments_of
+from trtops.ops.arguments import checked_arguments
+from trtops.ops.engines.convert import evaluate_build, log_model
+from trtops.ops.engines.evaluate_result import EngineVerdict, EvaluateResult
+from trtops.ops.engines.request import CommandData, check_names
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
+from trtops.ops.evaluation.precision_check import check_precision, engine_precision
+from trtops.ops.result import OnProgress, model_file, op_run, run_name, run_step, tracker_or_default
+from trtops.record import Config, setting
+from trtops.spec import (
+    SHORT_NAMES,
+    BackendName,
+    BuildConfig,
+    OnnxRuntimeOptions,
+    Precision,
+    TensorRTOptions,
+    short_device,
+)
+from trtops.system.files import read_regular
+from trtops.system.worker import Worker, warm_worker
+from trtops.tables import listed
+from trtops.tracking import builds
+from trtops.tracking.base import Run, Tracker
+from trtops.tracking.builds import log_materials
+
+# Below this correlation with the model's outputs, precision is no explanation.
+_UNLIKE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(Config):
+    """How an engine built elsewhere is evaluated.
+
+    Attributes:
+        precision: The precision that the engine was built for (default: the lowest that its kernels compute in).
+        providers: ONNX Runtime's execution providers that run the engine.
+        check: How the engine is evaluated, and on what data.
+        keep_model: Log the model file itself, with its external data.
+        timeout_seconds: Time limit of the child process that reads and first runs an engine; None sets no limit.
+    """
+
+    precision: Precision | None = None
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    check: CheckConfig = field(default_factory=lambda: CheckConfig(self_check=True))
+    keep_model: bool = True
+    timeout_seconds: float | None = setting(None, least=0)
+
+
+@checked_arguments
+def evaluate(
+    engine: str | Path,
+    model: str | Path,
+    config: EvaluateConfig = EvaluateConfig(),
+    *,
+    tracker: Tracker | None = None,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    parent: str | None = None,
+    progress: OnProgress | None = None,
+) -> EvaluateResult:
+    """Compare an engine that another program built with its model, and record it in a run.
+
+    The engine is a TensorRT plan (``.plan``, ``.engine``, ``.trt``), an optimized model of ONNX Runtime (``.ort``), or
+    an ONNX file, which ONNX Runtime optimizes when it loads it. Of a folder, each engine is evaluated, and one that
+    does not load has the verdict ``error``. ``model`` may then be a folder too: an engine belongs to the ONNX file
+    whose name, without its ending, begins the engine's. The spec of the run names what is not known.
+
+    Raises EngineLoadError if an engine is damaged, or was built for another release or device; ConfigError for other
+    files.
+
+    >>> result = trtops.evaluate("model.onnx", "model.onnx", data="feed.npz")
+    >>> result.verdict, result.engines[0].unknown
+    ('good', ('release that built it', ...))
+    """
+    tracker = tracker_or_default(tracker)
+    path = Path(engine)
+    if not path.exists():
+        raise errors.ConfigError(f"Engine {str(path)!r} does not exist; expected an engine file, or a folder of them.")
+    options, outcomes = arguments_of(config), list[EngineVerdict]()
+    logged: dict[str, Any] = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": parent}
+    with warm_worker() as worker:
+        if not path.is_dir():
+            return _evaluate_file(path, model_file(model), config, worker, options, **logged)
+        files = _engines_in(path, Path(model))
+        for number, file in enumerate(files, 1):
+            try:
+                result = _evaluate_file(file, _model_of(file, Path(model)), config, worker, options, **logged)
+                outcomes.extend(result.engines)
+            except errors.TrackingError:
+                raise
+            except errors.TrtopsError as exc:
+                backend = _backend_of(file)
+                outcomes.append(EngineVerdict(file=str(file), verdict="error", reasons=(str(exc),), backend=backend))
+            if progress is not None:
+                progress(number, len(files))
+    return EvaluateResult(title=f"evaluate {path.name}", subject=str(path), engines=tuple(outcomes), options=options)
+
+
+def _backend_of(file: Path) -> BackendName:
+    backend = "onnxruntime" if file.suffix.lower() == ".onnx" else backend_of_suffix(file.suffix)
+    if backend is None:
+        raise errors.ConfigError(f"{str(file)!r} is no engine; expected .plan, .engine, .trt, .ort or .onnx.")
+    return backend  # type: ignore[return-value]
+
+
+def _engines_in(folder: Path, model: Path) -> list[Path]:
+    models = {file.resolve() for file in (model.glob("*.onnx") if model.is_dir() else (model_file(model),))}
+    suffixes = (".engine", ".onnx", ".ort", ".plan", ".trt")
+    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in suffixes]
+    engines = [file for file in files if file.resolve() not in models]
+    if not engines:
+        raise errors.ConfigError(f"{str(folder)!r} holds no engine; expected files that end in {listed(suffixes)}.")
+    return engines
+
+
+def _model_of(engine: Path, model: Path) -> Path:
+    """The model of an engine: the given one, or the file of a folder with the longest name that begins its name."""
+    if not model.is_dir():
+        return model
+    candidates = [file for file in model.glob("*.onnx") if engine.stem.startswith(file.stem)]
+    if not candidates:
+        raise errors.ConfigError(f"No model in {str(model)!r} has a name that {engine.name!r} begins with.")
+    return max(candidates, key=lambda file: len(file.stem))
+
+
+def _evaluate_file(
+    file: Path,
+    model: Path,
+    config: EvaluateConfig,
+    worker: Worker,
+    options: Mapping[str, Any],
+    *,
+    tracker: Tracker,
+    experiment: str | None,
+    **logged: Any,
+) -> EvaluateResult:
+    backend_name = _backend_of(file)
+    loaded = run_step("load", Model.load, model)
+    engine_options = OnnxRuntimeOptions(providers=config.providers)
+    build_config = BuildConfig(
+        precision=config.precision or "fp32",
+        options=engine_options if backend_name == "onnxruntime" else TensorRTOptions(),
+    )
+    check_names(loaded, build_config, config.check)
+    backend = IsolatedBackend(backend_name, config.timeout_seconds, worker)
+    name = run_name(file.stem, SHORT_NAMES[backend_name])
+    with op_run(tracker, experiment or model.stem, name, kind="evaluate", model=model, **logged) as op:
+        run = op.run
+        run.log_params({"engine": file.name})
+        build = run_step("read engine", backend.adopt, read_regular(file), loaded, build_config)
+        if config.precision is None:
+            spec = replace(build.spec, unknown=(*build.spec.unknown, "requested precision"))
+            spec = replace(spec, config=replace(spec.config, precision=engine_precision(build)))
+            build = replace(build, spec=spec)
+        _log_engine(run, build, loaded, backend, config)
+        evaluation, reasons = _evaluation(build, loaded, backend, config, run)
+        computed = check_precision(build)
+        outcome = EngineVerdict(
+            file=str(file),
+            verdict="bad" if evaluation is None else evaluation.verdict,
+            reasons=reasons,
+            run_id=run.id,
+            backend=backend_name,
+            called=computed.name,
+            engine_sha256=build.engine.sha256,
+            engine_bytes=len(build.engine.plan),
+            unknown=build.spec.unknown,
+            evaluation=evaluation,
+        )
+        device = short_device(build.engine.environment.device)
+        run.rename(run_name(file.stem, computed.name, SHORT_NAMES[backend_name], device, verdict=outcome.verdict))
+        title = f"evaluate {file.name}"
+        return op.finish(EvaluateResult(title=title, subject=str(file), engines=(outcome,), options=options))
+
+
+def _log_engine(run: Run, build: Build, model: Model, backend: IsolatedBackend, config: EvaluateConfig) -> None:
+    builds.log_spec(run, build.spec, build.engine.environment)
+    builds.log_build(run, build, model.info, backend.engine_suffix)
+    log_model(run, model, keep=config.keep_model)
+
+
+def _evaluation(
+    build: Build, model: Model, backend: IsolatedBackend, config: EvaluateConfig, run: Run
+) -> tuple[Evaluation | None, tuple[str, ...]]:
+    """The evaluation of an engine, None if it does not fit the model, and why it is not good."""
+    runner = backend.runner(build.engine)
+    with runner:
+        inputs = runner.get_input_metadata(use_numpy_dtypes=False)
+    if misfits := _misfits(inputs, TensorMetadata.of(model.info.inputs)):
+        return None, misfits
+    check = config.check
+    if check.data is None and not build.spec.config.profiles:
+        # An engine may be built for fewer shapes than the model has.
+        fixed: dict[str, Any] = {}
+        for name, spec in inputs.items():
+            if spec.shape is not None and not any(map(is_dynamic, spec.shape)):
+                fixed[name] = tuple(spec.shape)
+        check = replace(check, input_shapes={**fixed, **check.input_shapes})
+    data = CommandData(model, check)
+    profiles = build.spec.config.profiles
+    feeds = data.feeds(profiles)
+    log_materials(run, caches=Caches(), check=check, feeds=feeds, data=check.data, golden=check.golden)
+    data.golden(profiles)  # first, since the engine would be blamed for data that the model does not accept
+    run_step("first inference", backend.first_inference, build.engine, next(iter(feeds)))
+    evaluation = evaluate_build(build, backend, data, check, run)
+    return evaluation, (*_resemblance(evaluation.report, build.spec.config.precision), *evaluation.reasons)
+
+
+def _misfits(inputs: TensorMetadata, expected: TensorMetadata) -> tuple[str, ...]:
+    """Why an engine with these inputs is of another model than one with the expected inputs."""
+    if inputs.keys() != expected.keys():
+        names, model_names = (listed(map(repr, side), 6) or "none" for side in (inputs, expected))
+        return (f"the engine is of another model: its inputs are {names}; the model's are {model_names}",)
+    texts = []
+    for name, spec in inputs.items():
+        dtypes = {str(spec.dtype), str(expected[name].dtype)}
+        # TensorRT before 10 has no INT64.
+        if len(dtypes) > 1 and dtypes != {"int32", "int64"}:
+            texts.append(f"input {name!r} of the engine is {spec.dtype}; the model's is {expected[name].dtype}")
+        shape, model_shape = spec.shape, expected[name].shape
+        if shape is not None and model_shape is not None and not _may_be_equal(shape, model_shape):
+            texts.append(f"input {name!r} of the engine has shape {list(shape)}; the model's is {list(model_shape)}")
+    return tuple(texts)
+
+
+def _may_be_equal(shape: Shape, model_shape: Shape) -> bool:
+    if len(shape) != len(model_shape):
+        return False
+    return all(is_dynamic(a) or is_dynamic(b) or a == b for a, b in zip(shape, model_shape))
+
+
+def _resemblance(report: ComparisonReport, precision: Precision) -> tuple[str, ...]:
+    """What the errors of a bad engine suggest, in a sentence, if precision does not explain them."""
+    correlations = []
+    for output in report.bad:
+        correlation = None if output.statistics is None else output.statistics.correlation
+        correlations += [] if correlation is None else [correlation]
+    if not correlations:
+        return ()
+    best = max(correlations)
+    cause = {
+        "fp32": "more than FP32 rounds: the engine may be of an earlier version of the weights",
+        "int8": "more than 8 bits explain: the engine may have been quantized badly",
+        "fp8": "more than 8 bits explain: the engine may have been quantized badly",
+    }.get(precision, "")
+    if best < _UNLIKE:
+        cause = "the engine may be of another model or of other weights"
+        return (f"the outputs do not follow the model's (correlation {best:.2f}): {cause}",)
+    return (f"the outputs follow the model's (correlation {best:.3f}), but differ by {cause}",) if cause else ()

@@ -1,0 +1,108 @@
+"""The result of evaluate: the verdict on one engine that another program built, or on several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtops.next_step import NextStep
+from trtops.ops.evaluation.check import Evaluation, describe
+from trtops.ops.result import OpResult
+from trtops.record import Record
+from trtops.reports.document import Table
+from trtops.spec import BackendName
+from trtops.tables import counted, listed, markdown_table, size
+from trtops.terminal import one_line
+from trtops.verdict import Verdict
+
+_WORST_FIRST: tuple[Verdict, ...] = ("error", "bad", "unproven", "good")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineVerdict(Record):
+    """The outcome for one engine."""
+
+    file: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    run_id: str = ""
+    backend: BackendName
+    called: str = ""  # what it computes in; empty if it does not load
+    engine_sha256: str = ""
+    engine_bytes: int = 0
+    unknown: tuple[str, ...] = ()  # what is not known of its build, in phrases
+    evaluation: Evaluation | None = None  # None if it does not load or does not fit the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateResult(OpResult):
+    """The outcome for an engine, or for each engine of a folder; a single engine's run is the result's."""
+
+    engines: tuple[EngineVerdict, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all engines."""
+        return next(verdict for verdict in _WORST_FIRST if any(e.verdict == verdict for e in self.engines))
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The evaluation of a single engine."""
+        return self.engines[0].evaluation if len(self.engines) == 1 else None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the engine is not good; of several, their names by verdict."""
+        if len(self.engines) == 1:
+            return self.engines[0].reasons
+        texts = []
+        for verdict in _WORST_FIRST[:-1]:
+            if names := [Path(engine.file).name for engine in self.engines if engine.verdict == verdict]:
+                texts.append(f"{verdict}: {listed(names, 8)}")
+        return tuple(texts)
+
+    @property
+    def figures(self) -> str:
+        """Precision, size, latency and unknown facts of an engine; the number of several."""
+        if len(self.engines) > 1:
+            return f"{sum(e.verdict == 'good' for e in self.engines)} of {counted(len(self.engines), 'engine')} good"
+        [engine] = self.engines
+        latency = None if engine.evaluation is None else engine.evaluation.latency
+        speed = () if latency is None else (latency.text(),)
+        return ", ".join((f"{engine.called} engine", size(engine.engine_bytes), *speed))
+
+    @property
+    def next_step(self) -> NextStep | None:
+        """Promote a good engine."""
+        if self.run_id and self.verdict == "good":
+            return NextStep("runs promote", {"run": self.run_id})
+        return super().next_step
+
+    def overview(self) -> Table | None:
+        """Return a row for each of several engines."""
+        return self._table(reasons=False) if len(self.engines) > 1 else None
+
+    def body(self) -> Iterable[str]:
+        """The numbers of an engine and what is not known of it, or the table."""
+        if len(self.engines) > 1:
+            table = self._table(reasons=True)
+            yield markdown_table(table.columns, table.rows)
+            return
+        [engine] = self.engines
+        unknown = ", ".join(engine.unknown)
+        yield f"{engine.called} engine, {size(engine.engine_bytes)}, built elsewhere. Not known: {unknown}."
+        yield from ("", *(() if engine.evaluation is None else describe(engine.evaluation)))
+
+    def _table(self, *, reasons: bool) -> Table:
+        """A row for each engine, the worst first."""
+        rows = []
+        for engine in sorted(self.engines, key=lambda engine: _WORST_FIRST.index(engine.verdict)):
+            latency = None if engine.evaluation is None else engine.evaluation.latency
+            p50 = "-" if latency is None else f"{latency.p50_ms:.3f} ms"
+            row = [Path(engine.file).name, engine.called or "-", engine.verdict, p50, engine.run_id[:8] or "-"]
+            rows.append((*row, *([one_line("; ".join(engine.reasons))] if reasons else [])))
+        columns = ("engine", "computes in", "verdict", "p50", "run", *(["because"] if reasons else []))
+        return Table(columns=columns, rows=tuple(rows))

@@ -1,0 +1,121 @@
+"""PyTorch models of ops: exported with the inputs of an op's config, and compared with their export."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtops import errors
+from trtops.backend.torch.module import TorchModel
+from trtops.calibration.data import ArraysInMemory
+from trtops.metadata import TensorMetadata
+from trtops.ops.evaluation.data import Feeds, open_feeds
+from trtops.ops.evaluation.export_check import fixed_axes
+from trtops.spec import OptimizationProfile
+
+if TYPE_CHECKING:
+    from trtops.backend.runner import Feed
+    from trtops.backend.torch.export import Example
+
+
+_FEEDS = 64  # whose shapes decide which axes of given data are dynamic
+
+
+def exported(source: Any, config: Any, profiles: Sequence[OptimizationProfile] = ()) -> tuple[Path, Any]:
+    """Export a PyTorch model with the inputs of a config.
+
+    Args:
+        source: A module, a program, ``script.py:function``, or a ``.pt2`` file.
+        config: The config of an op, with data, shapes and profiles; other values count as none.
+        profiles: Optimization profiles of a config without a build.
+
+    Returns:
+        The exported file, and the config, whose data is not opened again.
+    """
+    from trtops.backend.torch.export import export
+
+    model = TorchModel.open(source)
+    check = getattr(config, "check", config)
+    build = getattr(config, "build", None)
+    data = getattr(check, "data", None) or getattr(config, "calibration_data", None)
+    feeds = None if data is None else open_feeds(data, TensorMetadata())
+    profiles = profiles if build is None else build.profiles
+    shapes, types = getattr(check, "input_shapes", {}), getattr(check, "input_dtypes", {})
+    example = _example(model, feeds, shapes, types, profiles)
+    result = export(model, example, None if build is None else _opset(build.backend))
+    if result.fixed:
+        reasons = "; ".join(loss.text for loss in fixed_axes(result))
+        raise errors.InvalidModelError(
+            f"PyTorch to ONNX: {reasons}. The data and profiles have other sizes. Compute with tensors what depends on "
+            "the size, or give one size only."
+        )
+    if feeds is not None and getattr(check, "data", None) is not None:
+        opened = ArraysInMemory(check.data)
+        inputs = result.inputs
+        opened.feeds = Feeds(feeds.source, lambda: ({n: feed[n] for n in feed if n in inputs} for feed in feeds))
+        check = replace(check, data=opened)
+        config = replace(config, check=check) if hasattr(config, "check") else check
+    return result.path, config
+
+
+def _opset(backend_name: str) -> int | None:
+    """The opset of the installed release of a back end; None for the exporter's own."""
+    return None
+
+
+def _example(
+    model: TorchModel,
+    feeds: Iterable[Feed] | None,
+    shapes: Mapping[str, Sequence[int]],
+    types: Mapping[str, str],
+    profiles: Sequence[OptimizationProfile],
+) -> Example:
+    """The inputs of an export: of the data, or of a program, or random ones of given shapes."""
+    from trtops.backend.torch.export import Example
+
+    sizes: dict[str, list[Sequence[int]]] = {}
+    arrays: dict[str, Any] = {}
+    if feeds is not None:
+        for feed in itertools.islice(feeds, _FEEDS):
+            arrays = arrays or {name: np.asarray(array) for name, array in feed.items()}
+            for name, array in feed.items():
+                sizes.setdefault(name, []).append(np.shape(array))
+    for profile in profiles:
+        for bounds in profile.shapes:
+            sizes.setdefault(bounds.name, []).extend((bounds.opt, bounds.min, bounds.max))
+    for name, shape in shapes.items():
+        sizes.setdefault(name, []).insert(0, shape)
+    names = model.inputs
+    for name in (*sizes, *types):
+        errors.check_known(name, names, f"{model.source} is {model.signature}; it has no input")
+    if not sizes and model.program is not None:
+        arrays = model.example()
+        sizes = {name: [np.shape(array)] for name, array in arrays.items()}
+    if not sizes:
+        raise errors.InputError(
+            f"{model.source} is {model.signature}, and the shapes of its inputs are not known. Give data with an array "
+            "for each input (--load-inputs FILE.npz; in Python data={'x': array}), or shapes and types (--input-shapes "
+            "x:[2,3,224,224], --input-dtypes ids:int64)."
+        )
+    random, dynamic = np.random.default_rng(1), dict[str, tuple[int, ...]]()
+    for name in filter(sizes.__contains__, names):
+        if len({len(shape) for shape in sizes[name]}) > 1:
+            raise errors.InputError(f"Input {name!r} has the shapes {sizes[name]}; expected one number of axes.")
+        axes = list(zip(*sizes[name]))
+        dynamic[name] = tuple(axis for axis, dims in enumerate(axes) if len(set(dims)) > 1 or min(dims) < 0)
+        # A size of 1 is a special case of many operators, so that an export with it fits no other.
+        shape = [
+            next((dim for dim in dims if dim > 1), 2) if axis in dynamic[name] else dims[0]
+            for axis, dims in enumerate(axes)
+        ]
+        dtype = np.dtype(types.get(name, "float32"))
+        if name not in arrays or np.shape(arrays[name]) != tuple(shape):
+            dtype = arrays[name].dtype if name in arrays else dtype
+            floating = np.issubdtype(dtype, np.floating)
+            arrays[name] = (random.uniform(-1, 1, shape) if floating else random.integers(0, 2, shape)).astype(dtype)
+    return Example({name: arrays[name] for name in names if name in arrays}, dynamic)
