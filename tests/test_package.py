@@ -80,6 +80,7 @@ NAMES = {
     "plugin replace": "replace_plugins", "runs list": "list_runs",
     "runs show": "inspect_run", "runs compare": "side_by_side",
     "runs evaluate": "reevaluate", "runs prune": "prune_runs",
+    "certificate write": "write_certificate", "certificate verify": "verify_certificate",
 }  # fmt: skip
 NO_FUNCTION = ("template", "store", "team", "runs close", "doctor")
 

@@ -51,6 +51,9 @@ from trtops.ops.evaluation.check import CheckConfig as CheckConfig
 from trtops.ops.evaluation.data import DataConfig as DataConfig
 from trtops.ops.evaluation.limits import default_tolerances as default_tolerances
 from trtops.ops.evaluation.limits import tolerances_for as tolerances_for
+from trtops.ops.exporting import ExportConfig as ExportConfig
+from trtops.ops.exporting import ExportResult as ExportResult
+from trtops.ops.exporting import export as export
 from trtops.ops.gate.matrix import MatrixResult as MatrixResult
 from trtops.ops.gate.matrix import gate_all as gate_all
 from trtops.ops.gate.policy import GateConfig as GateConfig
@@ -83,6 +86,9 @@ from trtops.ops.model.surgeon import remove_nodes as remove_nodes
 from trtops.ops.model.surgeon import sanitize as sanitize
 from trtops.ops.model.surgeon import strip_weights as strip_weights
 from trtops.ops.registry.accepted import resolve as resolve
+from trtops.ops.registry.certificate import CertificateResult as CertificateResult
+from trtops.ops.registry.certificate import verify_certificate as verify_certificate
+from trtops.ops.registry.certificate import write_certificate as write_certificate
 from trtops.ops.registry.deny import deny as deny
 from trtops.ops.registry.deny import pardon as pardon
 from trtops.ops.registry.promote import PromoteConfig as PromoteConfig
@@ -93,6 +99,11 @@ from trtops.ops.search.accuracy import AccuracyConfig as AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult as AccuracyResult
 from trtops.ops.search.accuracy import Emulated as Emulated
 from trtops.ops.search.accuracy import accuracy as accuracy
+from trtops.ops.search.choose import ChooseConfig as ChooseConfig
+from trtops.ops.search.choose import ChooseListResult as ChooseListResult
+from trtops.ops.search.choose import ChooseResult as ChooseResult
+from trtops.ops.search.choose import choose as choose
+from trtops.ops.search.choose import choose_all as choose_all
 from trtops.ops.search.command import CommandCheck as CommandCheck
 from trtops.ops.search.precision import ModelWriter as ModelWriter
 from trtops.ops.search.precision import PrecisionConfig as PrecisionConfig

@@ -143,6 +143,11 @@ def key_id(public: str | Path) -> str:
     return _hint(_public_key(public))
 
 
+def own_key_id() -> str:
+    """The id of the key that signs here; ConfigError as :func:`private_key`."""
+    return _hint(private_key().public_key())
+
+
 def _hint(public_key: Any) -> str:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
