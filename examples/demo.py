@@ -34,9 +34,8 @@ def main(rebuild: bool = True) -> int:
         print(f"Converting {digits.model.name} to {precision.upper()} ...", flush=True)
         results.append(convert(digits.model, config, precision=precision))
     print(f"\n{builds_table(results)}\n")
-    accuracy = results[0].evaluation.accuracy
-    if accuracy is not None:
-        print(f"Accuracy of the model itself on the {accuracy.samples} held-out images: {accuracy.golden:.2%}")
+    for score in results[0].evaluation.tasks:
+        print(f"Accuracy of the model itself on the {score.samples} held-out images: {score.golden:.2%}")
     written = report(results[-1].run_id, tracker=default_tracker(), output=root / "demo" / "report.html")
     print(f"The {results[-1].called} engine as a page, which needs no server: {written.path}")
     print("Look at the runs in MLflow:  make ui")

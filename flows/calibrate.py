@@ -1,4 +1,4 @@
-"""Calibrate INT8 with real data, and find the layers to keep in higher precision.
+"""Calibrate INT8 with real data, find the layers to keep in higher precision, and choose the fastest engine.
 
     result = calibrate("model.onnx", data="inputs.npz")
 
@@ -6,6 +6,7 @@ Each flow calls an op of ``trtops``, and has all options of its config as parame
 
     calibrate    ops/engines/calibrate.py
     sensitivity  ops/engines/sensitivity.py
+    choose       ops/search/choose.py
     precision    ops/search/precision.py
 
 Deployments in ``prefect.yaml``:
@@ -14,9 +15,11 @@ Deployments in ``prefect.yaml``:
     calibrate-cpu    on demand
     calibrate-gpu    on demand  backend: tensorrt
     sensitivity-cpu  on demand
+    choose-cpu       on demand  on: cpu
+    choose-gpu       on demand  on: tensorrt, cuda
     precision-cpu    on demand
 """
 
-from trtops.flows import calibrate, precision, sensitivity
+from trtops.flows import calibrate, choose, precision, sensitivity
 
-__all__ = ["calibrate", "precision", "sensitivity"]
+__all__ = ["calibrate", "choose", "precision", "sensitivity"]

@@ -27,8 +27,9 @@ MODULES = (
 
 # Each has an example.
 VERBS = (
-    "accuracy", "audit", "bisect", "bundle", "calibrate", "capability", "compare", "compare_outputs", "convert",
-    "debug_build", "deny", "diff_tactics", "evaluate", "extract", "gate", "inspect_data", "inspect_model", "lint",
+    "accuracy", "audit", "bisect", "bundle", "calibrate", "capability", "choose", "compare", "compare_outputs",
+    "convert", "debug_build", "deny", "diff_tactics", "evaluate", "extract", "gate", "inspect_data", "inspect_model",
+    "lint",
     "precision", "promote", "prove", "reduce", "resolve", "run_models", "runs", "sensitivity", "triage",
 )  # fmt: skip
 

@@ -17,11 +17,14 @@ from trtops.verbs import bisect as bisect
 from trtops.verbs import build_list as build_list
 from trtops.verbs import bundle as bundle
 from trtops.verbs import calibrate as calibrate
+from trtops.verbs import choose as choose
+from trtops.verbs import choose_all as choose_all
 from trtops.verbs import compare as compare
 from trtops.verbs import convert as convert
 from trtops.verbs import debug_build as debug_build
 from trtops.verbs import diff_tactics as diff_tactics  # type: ignore[assignment]
 from trtops.verbs import evaluate as evaluate
+from trtops.verbs import export as export
 from trtops.verbs import gate as gate
 from trtops.verbs import gate_all as gate_all
 from trtops.verbs import inspect_engines as inspect_engines

@@ -13,6 +13,7 @@ _MODULES = {  # by extra; pyproject.toml lists the packages
     "dask": "prefect_dask",
     "team": "flask_wtf",
     "plots": "matplotlib",
+    "tasks": "pycocotools jiwer",
     "torch": "torch onnxscript",
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules.split()}

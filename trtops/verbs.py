@@ -5,9 +5,9 @@ import importlib
 from typing import Any
 
 VERBS = (
-    "accuracy", "audit", "bisect", "build_list", "bundle", "calibrate", "compare", "convert", "debug_build",
-    "diff_tactics", "evaluate", "gate", "gate_all", "inspect_engines", "precision", "promote", "prove", "reduce",
-    "sensitivity", "triage",
+    "accuracy", "audit", "bisect", "build_list", "bundle", "calibrate", "choose", "choose_all", "compare", "convert",
+    "debug_build", "diff_tactics", "evaluate", "export", "gate", "gate_all", "inspect_engines", "precision", "promote",
+    "prove", "reduce", "sensitivity", "triage",
 )  # fmt: skip
 
 

@@ -46,6 +46,8 @@ from trtops.ops.engines.request import CommandData
 from trtops.ops.engines.sensitivity import SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.exporting import ExportConfig
+from trtops.ops.exporting import ExportResult
 from trtops.ops.gate.matrix import MatrixResult
 from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.policy import AccuracyLimit
@@ -60,6 +62,9 @@ from trtops.ops.registry.promote import PromoteConfig
 from trtops.ops.registry.promote import PromoteResult
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult
+from trtops.ops.search.choose import ChooseConfig
+from trtops.ops.search.choose import ChooseListResult
+from trtops.ops.search.choose import ChooseResult
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.delta import Step
 from trtops.ops.search.precision import Candidate
@@ -122,25 +127,54 @@ def calibrate(
     None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int |
     None], None] | None = ..., calibration_data: DataSource | None = ..., algorithm: Literal['best', 'minmax',
     'entropy', 'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ...,
-    min_samples: int = ..., compare_with: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., output:
-    str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int =
-    ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str]
-    = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions |
-    TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
-    ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
-    tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None |
-    Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] =
-    ..., min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    min_samples: int = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] =
+    ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] =
+    ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ...,
+    options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None =
+    ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
+    warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
+    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
     Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
+
+def choose(
+    model: str | PathLike[str], config: ChooseConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None
+    = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int | None],
+    None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., loss: str |
+    None = ..., latency: str | None = ..., minutes: float = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] =
+    ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., resume: str | None = ...,
+    profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ...,
+    calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] =
+    ..., qdq_rules: Sequence[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
+    ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
+    tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ...,
+    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...
+) -> ChooseResult: ...
+
+def choose_all(
+    models: Sequence[str | PathLike[str]], config: ChooseConfig = ..., *, tracker: Tracker | None = ..., experiment:
+    str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None], None] | None =
+    ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., loss: str | None = ...,
+    latency: str | None = ..., minutes: float = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] = ...,
+    precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., resume: str | None = ..., profiles:
+    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit:
+    Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules:
+    Sequence[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ...,
+    input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
+    tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ...,
+    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...
+) -> ChooseResult | ChooseListResult: ...
 
 def compare(
     actual: str | PathLike[str], golden: str | PathLike[str], config: CompareConfig | CheckConfig = ..., *, tracker:
     Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None =
     ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
-    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., labels: str |
-    None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int =
-    ..., power: bool = ..., self_check: bool | None = ...
+    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None |
+    Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., power: bool = ..., self_check: bool | None
+    = ...
 ) -> CompareResult: ...
 
 def convert(
@@ -155,10 +189,11 @@ def convert(
     qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
     OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
     Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
-    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str | None = ...,
-    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
-    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
-    None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None =
+    ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
+    warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
+    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> ConvertResult: ...
 
 def debug_build(
@@ -177,9 +212,10 @@ def debug_build(
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
     ..., check_seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ...,
-    labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ...,
-    latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
-    power: bool = ..., self_check: bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    metric: DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None
+    | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never']
+    = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> DebugBuildResult: ...
 
 def diff_tactics(
@@ -195,16 +231,23 @@ def evaluate(
     'int8'] | None = ..., providers: Sequence[str] = ..., keep_model: bool = ..., timeout_seconds: float | None =
     ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
     ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
-    None = ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int =
-    ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ...,
-    power: bool = ..., self_check: bool | None = ...
+    None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
+    Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
+    None = ...
 ) -> EvaluateResult: ...
+
+def export(
+    run: str, config: ExportConfig = ..., *, tracker: Tracker | None = ..., triton: str | None = ..., name: str |
+    None = ..., max_batch: int | None = ..., queue_microseconds: int = ..., instances: int = ..., labels: str | None
+    = ..., allow_unproven: bool = ..., allow_scripts: bool = ..., materials: str | None = ...
+) -> ExportResult: ...
 
 def gate(
     model: str | PathLike[str], config: GateConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
     ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., session: GateSession | None = ...,
     calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., candidate: str | None = ...,
-    accepted: str | None = ..., minutes: float = ..., metric: Literal['wall', 'cpu-time', 'instructions'] |
+    accepted: str | None = ..., minutes: float = ..., clock: Literal['wall', 'cpu-time', 'instructions'] |
     Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices: Sequence[str] = ...,
     use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted: bool = ...,
     accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
@@ -213,12 +256,13 @@ def gate(
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
-    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str
-    | None = ..., power: bool = ..., self_check: bool | None = ..., precisions: Mapping[Literal['fp32', 'fp16',
-    'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ..., share: float | None = ...,
-    tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None |
-    Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None
-    = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool |
+    None = ..., precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] =
+    ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None |
+    Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None |
+    Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult: ...
 
 def gate_all(
@@ -226,7 +270,7 @@ def gate_all(
     Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., kernel: str = ..., tracker: Tracker | None =
     ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None],
     None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., candidate:
-    str | None = ..., accepted: str | None = ..., minutes: float = ..., metric: Literal['wall', 'cpu-time',
+    str | None = ..., accepted: str | None = ..., minutes: float = ..., clock: Literal['wall', 'cpu-time',
     'instructions'] | Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices: Sequence[str]
     = ..., use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted: bool = ...,
     accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
@@ -235,12 +279,13 @@ def gate_all(
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
-    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., labels: str
-    | None = ..., power: bool = ..., self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32',
-    'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., builds: int = ..., share: float | None = ...,
-    tolerated: float = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size: SizeLimit | None |
-    Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ..., precision_share: float | None
-    = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool |
+    None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str,
+    Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None |
+    Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None |
+    Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult | MatrixResult: ...
 
 def inspect_engines(

@@ -91,6 +91,29 @@ def densenet() -> onnx.ModelProto:
     return b.model({"x": (1, 3, 224, 224)}, b.op("Gemm", x, b.weight(channels, 1000)))
 
 
+def perceptron(width: int = 512) -> onnx.ModelProto:
+    """Three hidden layers: ``x`` of (batch, 256) to 10 classes."""
+    b, x, before = Graph(3), "x", 256
+    for _ in range(3):
+        x = b.op("Relu", b.op("Gemm", x, b.weight(width, before, gain=1.4), b.weight(width, gain=0.1), transB=1))
+        before = width
+    return b.model({"x": ("batch", 256)}, b.op("Gemm", x, b.weight(10, before), b.weight(10), transB=1))
+
+
+def small_resnet() -> onnx.ModelProto:
+    """Three residual blocks: ``image`` of (batch, 3, 32, 32) to 10 classes."""
+    b = Graph(5)
+    x, before = b.op("Relu", b.conv("image", 3, 32, 3)), 32
+    for width, stride in ((32, 1), (64, 2), (128, 2)):
+        y = b.op("Relu", b.conv(x, before, width, 3, stride))
+        y = b.conv(y, width, width, 3, gain=0.5)
+        if stride > 1:
+            x = b.conv(x, before, width, 1, stride, gain=1.0)
+        x, before = b.op("Relu", b.op("Add", y, x)), width
+    x = b.op("Flatten", b.op("GlobalAveragePool", x))
+    return b.model({"image": ("batch", 3, 32, 32)}, b.op("Gemm", x, b.weight(10, before), b.weight(10), transB=1))
+
+
 def shape_chain(nodes: int) -> onnx.ModelProto:
     """A Reshape behind a chain of ``nodes`` nodes that compute its shape from that of the input, which is static."""
     b = Graph()

@@ -68,9 +68,9 @@ SCENARIOS = {
         "convert over.onnx --onnxrt --fp16 --no-measure-ranges --load-inputs over.npz --experiment over",
         ("debug accuracy", "debug precision", "convert"),
     ),
-    "calibrate": Scenario("calibrate net.onnx --load-inputs net.npz --compare-with --experiment a", ("inspect run",)),
+    "calibrate": Scenario("calibrate net.onnx --load-inputs net.npz --experiment a", ("inspect run",)),
     "calibrate inexactly": Scenario(
-        f"calibrate net.onnx --load-inputs net.npz --compare-with --experiment a {TIGHT}",
+        f"calibrate net.onnx --load-inputs net.npz --experiment a {TIGHT}",
         ("sensitivity",),
     ),
     "measure layers": Scenario("sensitivity net.onnx --calibration-cache net.cache --load-inputs net.npz --budget 1"),
@@ -128,7 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("TRTOPS_HOME", str(folder / "store"))
-        assert main(["calibrate", "net.onnx", "--load-inputs", "net.npz", "--compare-with", "-o", "net.cache"]) in (
+        assert main(["calibrate", "net.onnx", "--load-inputs", "net.npz", "-o", "net.cache"]) in (
             0,
             1,
         )

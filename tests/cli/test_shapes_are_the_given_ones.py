@@ -20,6 +20,7 @@ LINES = {
     "run": "run net.onnx --onnxrt",
     "convert": "convert net.onnx --convert-to ort -o net.ort",
     "calibrate": "calibrate net.onnx",
+    "choose": "choose net.onnx --precisions fp32 --minutes 0",
     "compare": "compare net.onnx net.onnx",
     "inspect diff": "inspect diff net.onnx net.onnx",
     "evaluate": "evaluate net.onnx --model net.onnx",

@@ -175,7 +175,6 @@ def test_sensitivity_reads_cache_of_calibration(store: Path, tmp_path: Path) -> 
     config = CalibrateConfig(
         build=BuildConfig(precision="int8", options=OnnxRuntimeOptions(tactics=(), timing_iterations=1)),
         check=CheckConfig(latency_runs=0, plots="never"),
-        compare_with=(),
     )
     result = calibrate(model, config, data=str(images), algorithm="minmax", batch=8, keep=("fc",), output=str(output))
     measured = sensitivity(model, f"run:{result.run_id}", data=str(images), budget=0.5)
@@ -188,7 +187,7 @@ def test_sensitivity_reads_cache_of_calibration(store: Path, tmp_path: Path) -> 
     assert {"caches/calibration.cache", "caches/calibration.json"} <= {
         entry.path for entry in stored.manifest.artifacts
     }
-    assert "; kept: fc;" in tracker.load(result.engines[-1].run_id).read_bytes("build.log").decode()
+    assert "; kept: fc;" in tracker.load(result.engine.run_id).read_bytes("build.log").decode()
     assert measured.keep == () and len(measured.layers) == 3
     table = json.loads(tracker.load(measured.run_id).read_bytes("sensitivity/layers.json"))
     assert [row[0] for row in table["data"]] == [layer.layer for layer in measured.layers]

@@ -200,7 +200,8 @@ def test_wrong_values_are_refused_by_name(name: str, tmp_path: Path, monkeypatch
     parameters = inspect.signature(verb).parameters.values()
     required: dict[str, Any] = {p.name: "m.onnx" for p in parameters if p.default is p.empty and p.name != "config"}
     required |= {
-        "inspect_engines": {"a": "a", "b": "b"}, "diff_tactics": {"folder": "f"}, "gate_all": {"models": ["m.onnx"]},
+        "inspect_engines": {"a": "a", "b": "b"}, "diff_tactics": {"folder": "f"},
+        "gate_all": {"models": ["m.onnx"]}, "choose_all": {"models": ["m.onnx"]},
         "accuracy": {"actual": trtops.BuildConfig()}, "reduce": {"check": lambda part: True},
     }.get(name, {})  # fmt: skip
     wrong = [

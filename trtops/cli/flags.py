@@ -332,7 +332,7 @@ _USUAL = {
     "--trt", "--onnxrt", "--fp16", "--int8", "--calibration-cache", "--calibration-data", "--keep", "--trt-min-shapes",
     "--trt-opt-shapes", "--trt-max-shapes", "--atol", "--rtol", "--golden", "--save-outputs", "--load-outputs",
     "--save-engine", "--until", "--random-tactics", "--check", "--mode", "--minutes", "--resume", "--fold-constants",
-    "--json", "--help", "--verbose",
+    "--metric", "--labels", "--loss", "--latency", "--json", "--help", "--verbose",
 }  # fmt: skip
 _MANY = 40
 

@@ -43,6 +43,9 @@ from trtops.ops.registry.promote import PromoteConfig
 from trtops.ops.registry.promote import PromoteResult
 from trtops.ops.search.accuracy import AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult
+from trtops.ops.search.choose import ChooseConfig
+from trtops.ops.search.choose import ChooseListResult
+from trtops.ops.search.choose import ChooseResult
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.precision import PrecisionConfig
 from trtops.ops.search.precision import PrecisionResult
@@ -101,27 +104,45 @@ class CalibrateFlow(OpFlow[..., CalibrateResult]):
         self, model: str | PathLike[str], config: CalibrateConfig | None = ..., *, experiment: str | None = ...,
         backend: Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., algorithm:
         Literal['best', 'minmax', 'entropy', 'percentile'] | None = ..., percentile: float | None = ..., batch: int |
-        None = ..., samples: int | None = ..., min_samples: int | None = ..., compare_with: Sequence[Literal['fp32',
-        'fp16', 'bf16', 'fp8', 'int8']] | None = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile]
-        | None = ..., calibration_samples: int | None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ...,
-        keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None =
-        ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str |
-        None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ...,
-        iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
-        golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
+        None = ..., samples: int | None = ..., min_samples: int | None = ..., output: str | None = ..., profiles:
+        Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ..., calibration_fit:
+        Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
+        = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
+        TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
+        input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
+        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] | None = ...,
+        labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
         ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
         float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> CalibrateResult: ...
 
 calibrate: CalibrateFlow
 
+class ChooseFlow(OpFlow[..., ChooseResult | ChooseListResult]):
+    def __call__(  # type: ignore[override, unused-ignore]
+        self, models: Sequence[str | PathLike[str]], config: ChooseConfig | None = ..., *, experiment: str | None = ...,
+        calibration_data: str | None = ..., calibration_cache: str | None = ..., loss: str | None = ..., latency: str |
+        None = ..., minutes: float | None = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] | None = ...,
+        precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] | None = ..., resume: str | None = ...,
+        profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ..., calibration_fit:
+        Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
+        = ..., qdq_rules: Sequence[str] | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None
+        = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] |
+        None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ...,
+        latency_runs: int | None = ...
+    ) -> ChooseResult | ChooseListResult: ...
+
+choose: ChooseFlow
+
 class CompareFlow(OpFlow[..., CompareResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, actual: str, golden: str, config: CompareConfig | None = ..., *, experiment: str | None = ..., data: str |
         None = ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ...,
         iterations: int | None = ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
-        labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int |
-        None = ..., power: bool | None = ..., self_check: bool | None = ...
+        metric: Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances |
+        None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., power: bool | None = ..., self_check:
+        bool | None = ...
     ) -> CompareResult: ...
 
 compare: CompareFlow
@@ -139,10 +160,10 @@ class ConvertFlow(OpFlow[..., ConvertResult]):
         = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
         TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
         input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
-        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None = ..., tolerances:
-        Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots: Literal['always',
-        'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None = ..., self_check:
-        bool | None = ...
+        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] | None = ...,
+        labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
+        ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
+        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
     ) -> ConvertResult: ...
 
 convert: ConvertFlow
@@ -163,9 +184,10 @@ class DebugBuildFlow(OpFlow[..., DebugBuildResult]):
         mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None =
         ..., shapes: Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations:
         int | None = ..., check_seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ...,
-        golden: str | None = ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None =
-        ..., latency_runs: int | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share:
-        float | None = ..., power: bool | None = ..., self_check: bool | None = ...
+        golden: str | None = ..., metric: Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ...,
+        tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots:
+        Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None =
+        ..., self_check: bool | None = ...
     ) -> DebugBuildResult: ...
 
 debug_build: DebugBuildFlow
@@ -186,9 +208,10 @@ class EvaluateFlow(OpFlow[..., EvaluateResult]):
         ..., keep_model: bool | None = ..., timeout_seconds: float | None = ..., data: str | None = ..., shapes:
         Mapping[str, Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None =
         ..., seed: int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None =
-        ..., labels: str | None = ..., tolerances: Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int
-        | None = ..., plots: Literal['always', 'bad', 'never'] | None = ..., min_precision_share: float | None = ...,
-        power: bool | None = ..., self_check: bool | None = ...
+        ..., metric: Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances:
+        Tolerances | None = ..., warm_up: int | None = ..., latency_runs: int | None = ..., plots: Literal['always',
+        'bad', 'never'] | None = ..., min_precision_share: float | None = ..., power: bool | None = ..., self_check:
+        bool | None = ...
     ) -> EvaluateResult: ...
 
 evaluate: EvaluateFlow
@@ -199,7 +222,7 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
         PathLike[str] | None = ..., releases: Sequence[str] = ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16',
         'fp8', 'int8']] = ..., kernel: str = ..., approval: bool = ..., experiment: str | None = ..., backend:
         Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., calibration_cache: str |
-        None = ..., candidate: str | None = ..., accepted: str | None = ..., minutes: float | None = ..., metric:
+        None = ..., candidate: str | None = ..., accepted: str | None = ..., minutes: float | None = ..., clock:
         Literal['wall', 'cpu-time', 'instructions'] | Literal['auto'] | None = ..., release: str | None = ..., others:
         Sequence[str] | None = ..., devices: Sequence[str] | None = ..., use_deny_list: bool | None = ..., name: str |
         None = ..., require_accepted: bool | None = ..., accept_unproven: bool | None = ..., keep_model: bool | None =
@@ -209,11 +232,12 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
         Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
         OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
         None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
-        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., labels: str | None = ...,
-        power: bool | None = ..., self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16',
-        'bf16', 'fp8', 'int8'], Limits] | None = ..., builds: int | None = ..., share: float | None = ..., tolerated:
-        float | None = ..., latency: LatencyLimit | None = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit |
-        None = ..., precision_share: float | None = ..., interface: bool | None = ...
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] |
+        None = ..., labels: str | None = ..., loss: str | None = ..., power: bool | None = ..., self_check: bool | None
+        = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ..., builds:
+        int | None = ..., share: float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None = ...,
+        size: SizeLimit | None = ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ...,
+        interface: bool | None = ...
     ) -> GateResult | MatrixResult: ...
 
 gate: GateFlow

@@ -24,6 +24,7 @@ from trtops.ops.gate.op import approve
 from trtops.ops.gate.policy import GateConfig, read_policy
 from trtops.ops.gate.result import GateResult
 from trtops.ops.search import accuracy as accuracies
+from trtops.ops.search import choose as choices
 from trtops.ops.search import precision as precisions
 from trtops.ops.search import reduce as reductions
 from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated
@@ -178,6 +179,7 @@ def _place_of_gate(tracker: object, config: GateConfig, arguments: object) -> Bu
 
 audit = flow_of(_audit, place_of=lambda tracker, config, arguments: arguments.get("backend"), by_steps=True)
 bundle = flow_of(bundle_op)
+choose = flow_of(choices.choose_all, by_steps=True)
 gate = flow_of(_gate, place_of=_place_of_gate, by_steps=True, after=_approved)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place_of=_place_of_side)

@@ -51,6 +51,9 @@ from trtops.ops.evaluation.check import CheckConfig as CheckConfig
 from trtops.ops.evaluation.data import DataConfig as DataConfig
 from trtops.ops.evaluation.limits import default_tolerances as default_tolerances
 from trtops.ops.evaluation.limits import tolerances_for as tolerances_for
+from trtops.ops.exporting import ExportConfig as ExportConfig
+from trtops.ops.exporting import ExportResult as ExportResult
+from trtops.ops.exporting import export as export
 from trtops.ops.gate.matrix import MatrixResult as MatrixResult
 from trtops.ops.gate.matrix import gate_all as gate_all
 from trtops.ops.gate.policy import GateConfig as GateConfig
@@ -96,6 +99,11 @@ from trtops.ops.search.accuracy import AccuracyConfig as AccuracyConfig
 from trtops.ops.search.accuracy import AccuracyResult as AccuracyResult
 from trtops.ops.search.accuracy import Emulated as Emulated
 from trtops.ops.search.accuracy import accuracy as accuracy
+from trtops.ops.search.choose import ChooseConfig as ChooseConfig
+from trtops.ops.search.choose import ChooseListResult as ChooseListResult
+from trtops.ops.search.choose import ChooseResult as ChooseResult
+from trtops.ops.search.choose import choose as choose
+from trtops.ops.search.choose import choose_all as choose_all
 from trtops.ops.search.command import CommandCheck as CommandCheck
 from trtops.ops.search.precision import ModelWriter as ModelWriter
 from trtops.ops.search.precision import PrecisionConfig as PrecisionConfig

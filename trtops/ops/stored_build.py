@@ -183,8 +183,16 @@ def _check_config(
     if check.data is not None and local_files["data"] is None:
         local_files["golden"] = None  # golden outputs of other data do not fit
         check = replace(check, input_shapes=timed_shapes or check.input_shapes)
-    # Outputs are compared and nothing else, so labels, plots and latency only take time.
-    return replace(check, labels=None, plots="never", latency_runs=0, **local_files)  # type: ignore[arg-type]
+    # Outputs are compared and nothing else, so metrics, plots and latency only take time.
+    return replace(
+        check,
+        metric=(),
+        labels=None,
+        loss=None,
+        plots="never",
+        latency_runs=0,
+        **local_files,  # type: ignore[arg-type]
+    )
 
 
 def _find_model(

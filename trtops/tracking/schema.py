@@ -28,7 +28,7 @@ MetricName: TypeAlias = tuple[str, ...]
 Kind: TypeAlias = Literal[
     "build", "compare", "debug_build", "iteration", "reduce", "diff_tactics", "calibrate", "sensitivity", "accuracy",
     "precision", "proof", "bisect", "promote", "deny", "build_list", "gate", "gate_builds", "gate_matrix",
-    "audit", "triage", "triage_step", "engine_diff", "evaluate",
+    "audit", "triage", "triage_step", "engine_diff", "evaluate", "choose",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -120,7 +120,8 @@ class Metric:
     SELF_CHECK_BROKEN = ("self_check", "broken")  # number of relations that the engine breaks
     LATENCY = "latency"  # (LATENCY, "p50_ms") and so on
     ERROR = "error"  # (ERROR, statistic) of the worst output, and (ERROR, output, "max_abs")
-    ACCURACY = "accuracy"  # top-1 accuracy on labelled data
+    ACCURACY = "accuracy"  # (ACCURACY, metric) of a task, such as top1, and (ACCURACY, "golden_" + metric) of the model
+    LOSS = "loss"  # (LOSS, metric, "loss", "low" or "high"): what the engine loses of a metric, and its interval
     ITERATIONS = "iterations"  # (ITERATIONS, verdict): number of iterations
     DIFF = "diff"
     BISECT = "bisect"
@@ -174,6 +175,9 @@ class Artifact:
     PRECISION_KEPT = "precision/exclude.txt"  # layers kept in higher precision, one name per line
     ACCURACY_RESULT = "accuracy/result.json"
     ACCURACY_TENSORS = "accuracy/tensors.json"
+    CHOOSE = "choose/result.json"  # candidates of a choice, also of an unfinished one
+    CHOOSE_LIST = "choose/list.json"  # the choices of several models
+    CHOOSE_PICTURE = "choose/latency_and_loss.svg"
     TRIAGE = "triage/steps.json"  # questions and answers of a triage
     TRIAGE_FILES = "triage/"  # the smallest failing case and its bundle
     BUILD_LIST = "build_list.json"  # the outcome of each build of a model list

@@ -204,7 +204,6 @@ def make_store(folder: Path, *, signed: bool = True) -> Logged:
         calibration = CalibrateConfig(
             calibration_data=str(data),
             build=replace(plain, precision="int8"),
-            compare_with=(),
             check=QUICK,
             min_samples=1,
         )

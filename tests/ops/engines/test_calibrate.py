@@ -46,10 +46,9 @@ def conv_net(tmp_path: Path) -> Path:
 def test_int8_demo_is_within_one_point(digits: Digits, algorithm) -> None:
     result = calibrate(digits.model, digits_config(digits, algorithm=algorithm), tracker=MemoryTracker())
 
-    top1 = {engine.precision: engine.evaluation.accuracy.actual for engine in result.engines}
-    assert set(top1) == {"fp32", "fp16", "int8"} and result.samples == 64 and result.feeds == 4
-    assert result.engines[-1].evaluation.accuracy.samples == 599
-    assert abs(top1["int8"] - top1["fp32"]) <= 0.01
+    (top1,) = result.engine.evaluation.tasks
+    assert result.samples == 64 and result.feeds == 4
+    assert top1.samples == 599 and abs(top1.loss) <= 0.01
     assert result.verdict == "good"
 
 
@@ -68,7 +67,7 @@ class CountedFeeds:
 
 def test_default_compares_algorithms_in_one_pass(conv_net: Path) -> None:
     tracker, data = MemoryTracker(), CountedFeeds(images(6))
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=())
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK)
 
     result = calibrate(conv_net, config, calibration_data=data, tracker=tracker)
 
@@ -92,7 +91,7 @@ def test_default_compares_algorithms_in_one_pass(conv_net: Path) -> None:
         result.comparison.sentence() in page and f"| {result.algorithm} | {error[result.algorithm]:.4g} | yes |" in page
     )
     # The engine's own run has the ranges, so that it can be rebuilt from them.
-    built = tracker.load(result.engines[-1].run_id)
+    built = tracker.load(result.engine.run_id)
     assert CalibrationCache.from_bytes(built.read_bytes("caches/calibration.cache")).digest == result.cache_sha256
 
 
@@ -101,10 +100,10 @@ def test_algorithms_are_compared_on_check_data(conv_net: Path, tmp_path: Path, m
     monkeypatch.setattr("trtops.ops.engines.request.golden_outputs", reference_run)
     np.save(tmp_path / "held_out.npy", models.random(4, 3, 8, 8, seed=90))
     check = replace(SMALL_CHECK, data=str(tmp_path / "held_out.npy"))
-    config = CalibrateConfig(build=QUICK, check=check, compare_with=("fp32",))
+    config = CalibrateConfig(build=QUICK, check=check)
 
     result = calibrate(conv_net, config, calibration_data=images(6), tracker=MemoryTracker())
-    assert result.comparison is not None and reference_run.call_count == 1  # for all engines
+    assert result.comparison is not None and reference_run.call_count == 1
     assert (result.comparison.data, result.comparison.feeds) == ("check data", 1)
     alone = calibrate(conv_net, replace(config, check=SMALL_CHECK), calibration_data=images(1), tracker=MemoryTracker())
     assert "It was not held out: the calibration data is a single feed." in alone.page()
@@ -120,8 +119,8 @@ def test_data_of_other_shapes_than_given_is_refused(conv_net: Path, tmp_path: Pa
     ):
         with pytest.raises(errors.TrtopsError, match=message):
             calibrate(conv_net, replace(four, check=check), calibration_data=data, tracker=MemoryTracker())
-    result = calibrate(conv_net, replace(four, compare_with=()), calibration_data=images(3), tracker=MemoryTracker())
-    evidence = result.engines[-1].evaluation.evidence
+    result = calibrate(conv_net, four, calibration_data=images(3), tracker=MemoryTracker())
+    evidence = result.engine.evaluation.evidence
     assert evidence is not None and [dict(entry.shapes) for entry in evidence.shapes] == [{"image": (4, 3, 8, 8)}]
 
 
@@ -140,15 +139,15 @@ def test_calibration_run_holds_all_artifacts(digits: Digits) -> None:
     rows = {row[0]: row[1:] for row in table["data"]}
     assert rows["relu_0"][2] == 0.0 and 0 < rows["relu_0"][4] <= 0.01
     assert json.loads(run.info.tags["mlflow.loggedArtifacts"]) == [{"path": "calibration/ranges.json", "type": "table"}]
-    assert run.info.metrics["accuracy", "int8"] == result.engines[-1].evaluation.accuracy.actual
+    assert tracker.info(result.engine.run_id).metrics["accuracy", "top1"] == result.engine.evaluation.tasks[0].actual
     assert run.info.metrics["calibration", "samples"] == 64
     digest, array = FeedDigest(), np.load(digits.calibration)["image"]
     for start in range(0, 64, 16):
         digest.add({"image": array[start : start + 16]})
     assert result.data_sha256 == digest.hexdigest()
     children = tracker.find(parent=result.run_id)
-    assert {child.id for child in children} == {engine.run_id for engine in result.engines}
-    int8 = tracker.load(result.engines[-1].run_id)
+    assert [child.id for child in children] == [result.engine.run_id]
+    int8 = tracker.load(result.engine.run_id)
     assert int8.read_bytes("caches/calibration.cache") == ours.to_bytes()
 
 
@@ -188,7 +187,7 @@ def test_bad_data_and_algorithms_are_refused(conv_net: Path) -> None:
 
 def test_caches_are_written_and_loaded(conv_net: Path, tmp_path: Path) -> None:
     tracker, progress, text = MemoryTracker(), Mock(), tmp_path / "first.cache"
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=(), algorithm="minmax")
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, algorithm="minmax")
 
     written = replace(config, output=str(text))
     first = calibrate(conv_net, written, calibration_data=list(images(3)), tracker=tracker, progress=progress)
@@ -212,12 +211,12 @@ def test_calibration_data_evaluates_engines_by_default(conv_net: Path, tmp_path:
         np.save(folder / f"{number}.npy", feed["image"])
     same = ConvertConfig(build=QUICK, check=replace(SMALL_CHECK, data=str(folder)), calibration_data=str(folder))
     evaluated = convert(conv_net, same, tracker=MemoryTracker())
-    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, compare_with=())
+    config = CalibrateConfig(build=QUICK, check=SMALL_CHECK)
 
     for result in (
         calibrate(conv_net, config, calibration_data=iter(feeds), tracker=MemoryTracker()),
         calibrate(conv_net, replace(config, calibration_data=str(folder)), tracker=MemoryTracker()),
     ):
-        [statistics] = [output.statistics for output in result.engines[-1].evaluation.report.outputs]
+        [statistics] = [output.statistics for output in result.engine.evaluation.report.outputs]
         assert statistics.elements == 3 * 4 * 10 and result.verdict == evaluated.verdict
         assert statistics.scale == evaluated.evaluation.report.outputs[0].statistics.scale

@@ -136,8 +136,8 @@ def test_labels_count_for_given_data_only(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.eye(4, dtype=np.float32)[:3])
     np.save(tmp_path / "l.npy", np.array([0, 1, 2]))
     check = CheckConfig(data=str(tmp_path / "d.npz"), labels=str(tmp_path / "l.npy"), latency_runs=0)
-    accuracy = converted(tmp_path, check, profiles=PROFILES[:1]).evaluation.accuracy
-    assert accuracy is not None and (accuracy.samples, accuracy.actual) == (3, 1.0)
+    (top1,) = converted(tmp_path, check, profiles=PROFILES[:1]).evaluation.tasks
+    assert (top1.samples, top1.actual) == (3, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,8 @@ def test_labels_are_compared_with_segmentation_classes(tmp_path: Path) -> None:
     check = CheckConfig(data=str(tmp_path / "image.npz"), labels=str(tmp_path / "labels.npy"), latency_runs=0)
     for labels, share in ((best, 1.0), ((best + 1) % 6, 0.0)):
         np.save(tmp_path / "labels.npy", labels)
-        accuracy = convert(path, ConvertConfig(check=check), tracker=MemoryTracker()).evaluation.accuracy
-        assert (accuracy.actual, accuracy.samples) == (share, best.size)
+        (top1,) = convert(path, ConvertConfig(check=check), tracker=MemoryTracker()).evaluation.tasks
+        assert (top1.actual, top1.golden, top1.samples) == (share, share, len(best))
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])

@@ -127,7 +127,7 @@ def test_hopeless_noise_ends_undecided_and_says_why(measured) -> None:
 
     assert rounds.ended and decided(rounds).decision == "open" and 200 < rounds.seconds < 268
     assert finding.outcome == "open" and "a change of 5.0% needs about" in finding.text and "minutes)" in finding.text
-    assert "raise --minutes, pin cores, use --metric instructions" in finding.text and "this ratio" not in finding.text
+    assert "raise --minutes, pin cores, use --clock instructions" in finding.text and "this ratio" not in finding.text
     short = measured(Machine(1), minutes=0.01)
     assert short.ended and latency_finding(short, LatencyLimit()).outcome == "open"
 

@@ -38,7 +38,7 @@ def adopt(plan: bytes, model: Model, config: BuildConfig) -> Build:
         device_sha256=environment.device_sha256,
         choices=tuple(replace(choice, replayable=False) for choice in choices),
     )
-    engine = pack(plan, Candidate(), options, environment)
+    engine = pack(plan, Candidate(), options, environment, {})
     engine_options = {name: value for name, value in engine.options.items() if name != "built_with"}
     engine_options["format"] = "ONNX" if is_onnx else "ORT"
     return Build(

@@ -58,7 +58,7 @@ def build_list(args: Options) -> Job:
     examples=("trtops calibrate model.onnx --calibration-data images.npz --load-inputs held_out.npz -o int8.cache",),
 )
 def calibrate(args: Options) -> Job:
-    """Find INT8 ranges from real data, and compare INT8 with other precisions.
+    """Find INT8 ranges from real data, and evaluate INT8 with them.
 
     The calibration cache that it writes fits any build. Exits with 1 if the INT8 engine is not good enough.
     """
@@ -68,6 +68,30 @@ def calibrate(args: Options) -> Job:
     if config.calibration_data is None and config.check.data is None:
         raise UsageError("calibration needs real data: use --calibration-data, --load-inputs or --data-loader-script")
     return op_job(args, "calibrate", args.model_file, config, store="temporary", progress=("Calibrating", "samples"))
+
+
+@command(
+    Group("models", flag("models+", "ONNX models", shown="MODEL", file="reads")),
+    configs.config_flags("limits and candidates", "ChooseConfig", skip="build check"),
+    Group("evaluation", groups.STATISTICS),
+    configs.config_flags("evaluation", "ChooseConfig", skip="build data"),
+    configs.QUANTIZING,
+    groups.SOURCE,
+    groups.TRACKING,
+    groups.JSON,
+    examples=(
+        "trtops choose model.onnx --data images.npz --loss 1%",
+        "trtops choose model.onnx --data images.npz --metric detection --labels coco.json --loss 0.5% --latency 2ms",
+    ),
+)
+def choose(args: Options) -> Job:
+    """Find the fastest engine within limits, among precisions, kept layers, providers and settings.
+
+    Each candidate is a child run; what cannot win is not built, and the table says why. Exits with 1 if none is within
+    the limits.
+    """
+    config = configs.make(args, "ChooseConfig", configs.check_values(args), build=configs.make(args, "BuildConfig"))
+    return op_job(args, "choose_all", tuple(args.models), config, store="writes", progress=("Choosing", "candidates"))
 
 
 @command(
@@ -222,6 +246,22 @@ def report(args: Options) -> Job:
         say(written.path)
 
     return op_job(args, "report", args.run, output=args.output, store="writes", show=show)
+
+
+@command(
+    Group("run", flag("run", "a build's run, or an iteration's")),
+    configs.config_flags("repository", "ExportConfig", {"triton": "--triton", "max_batch": "--max-batch"}),
+    groups.STORE,
+    groups.JSON,
+    examples=("trtops export 8d6e3f1a --triton models --max-batch 8",),
+)
+def export(args: Options) -> Job:
+    """Write a good engine into a Triton model repository, as the next version of a model.
+
+    Triton batches only where the optimization profiles take the batches and the self-check holds. The folder `client`
+    next to the versions has a script that repeats the verdict on a running server.
+    """
+    return op_job(args, "export", args.run, configs.make(args, "ExportConfig"), store="reads")
 
 
 @command(

@@ -21,6 +21,7 @@ from trtops.ops.evaluation import audit_facts as evaluation
 from trtops.ops.facts import NOTHING, Facts, same_number
 from trtops.ops.gate import result as gate
 from trtops.ops.registry import audit_facts as registry
+from trtops.ops.search import choose
 from trtops.record import sha256
 from trtops.reports.document import Document
 from trtops.reports.present import render_report
@@ -181,6 +182,7 @@ _CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[StoredRun, SharedReads, Fac
     (Artifact.ACCURACY, (*BUILDS, "compare"), evaluation.audit_facts),
     (Artifact.GATE, ("gate",), gate.audit_facts),
     (Artifact.CAMPAIGN_TABLE, ("debug_build",), campaign.audit_facts),
+    (Artifact.CHOOSE, ("choose",), choose.audit_facts),
     ("", ("iteration",), campaign.iteration_facts),
     ("", schema.KINDS, registry.audit_facts),
 )

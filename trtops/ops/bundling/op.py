@@ -253,8 +253,8 @@ def write_bundle(
         "reproduce.py": (_PACKAGE / _SCRIPTS[case.backend]).read_bytes(),
         "evaluate.py": (_PACKAGE / "comparator/standalone.py").read_bytes(),
         "case.json": json.dumps(case.manifest(), indent=1, ensure_ascii=False).encode("utf-8"),
-        "inputs.npz": _npz(case.feeds),
-        "golden.npz": _npz(case.golden),
+        "inputs.npz": npz_of(case.feeds),
+        "golden.npz": npz_of(case.golden),
         "constraints.txt": "".join(f"{line}\n" for line in (f"# python {environment.python}", *pins)).encode("utf-8"),
     }
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder:
@@ -294,7 +294,7 @@ def write_bundle(
     )
 
 
-def _npz(iterations: Sequence[Mapping[str, Any]]) -> bytes:
+def npz_of(iterations: Sequence[Mapping[str, Any]]) -> bytes:
     """Arrays as npz, named by iteration and position, since tensor names may contain anything."""
     file = io.BytesIO()
     arrays = {}

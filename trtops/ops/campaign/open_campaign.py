@@ -34,7 +34,7 @@ def open_campaign(
 def stored_config(run_id: str, data: bytes, *, allow_scripts: bool) -> DebugBuildConfig:
     """Read a campaign's config from its run's data."""
     config = DebugBuildConfig.from_json(data)
-    scripts = scripts_of(config.check.data, config.calibration_data)
+    scripts = scripts_of(config.check.data, config.calibration_data, *config.check.metric)
     commands = [] if config.command is None else [config.command.command]
     ask_for(run_id, scripts, commands, allowed=allow_scripts)
     return config

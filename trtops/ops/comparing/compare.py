@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 class CompareConfig(
     CheckConfig,
     uses={
-        "": "data input_shapes input_dtypes iterations seed val_range labels tolerances warm_up latency_runs power "
-        "self_check"
+        "": "data input_shapes input_dtypes iterations seed val_range metric labels loss tolerances warm_up "
+        "latency_runs power self_check"
     },
 ):
     """The comparison of two sides, and its data."""
 
 
-_OF_SAVED_OUTPUTS = {"": "labels tolerances"}
+_OF_SAVED_OUTPUTS = {"": "metric labels loss tolerances"}
 _LOWEST_FIRST: tuple[Precision, ...] = ("int8", "fp8", "bf16", "fp16")
 
 

@@ -1,4 +1,4 @@
-"""Calibrate: from a model and real data to a calibration cache for INT8, evaluated by building engines with it."""
+"""Calibrate: from a model and real data to a calibration cache for INT8, evaluated by building an engine with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trtops.ops.evaluation.shapes import points
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Config, setting
 from trtops.reports.document import Table
-from trtops.spec import BuildConfig, Precision
+from trtops.spec import BuildConfig
 from trtops.system.processes import temporary_prefix
 from trtops.tables import counted, markdown_table
 from trtops.tracking import schema
@@ -62,8 +62,7 @@ class CalibrateConfig(
         samples: Maximum number of samples; None uses all.
         min_samples: Minimum number of samples.
         build: How the INT8 engine is built: its back end, and the layers it keeps in higher precision.
-        compare_with: Further precisions to build and evaluate for comparison with INT8.
-        check: How engines are evaluated, best on data that was held out; by default on the calibration data.
+        check: How the engine is evaluated, best on data that was held out; by default on the calibration data.
         output: File to write the cache to as well: our JSON if it ends in ``.json``, else TensorRT's text.
     """
 
@@ -74,7 +73,6 @@ class CalibrateConfig(
     samples: int | None = setting(512, least=1)
     min_samples: int = setting(2, least=1)
     build: BuildConfig = field(default_factory=lambda: BuildConfig(precision="int8"))
-    compare_with: tuple[Precision, ...] = ("fp32", "fp16")
     check: CheckConfig = field(default_factory=CheckConfig)
     output: str | None = setting(None, file="writes")
 
@@ -103,7 +101,7 @@ class CalibrateResult(OpResult):
     tensors: int  # with a range
     excluded: tuple[str, ...]  # tensors without a range, because NaN or infinity occurred in them
     seconds: float  # of collecting the ranges, without comparing algorithms, building and evaluating
-    engines: tuple[ConvertResult, ...]  # in the order of the config's compare_with, INT8 last; each has a child run
+    engine: ConvertResult  # in INT8, in a child run
     options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
 
     @property
@@ -114,14 +112,14 @@ class CalibrateResult(OpResult):
             return super().next_step
         arguments = {"model": self.subject, "calibration_cache": f"run:{self.run_id}", "data": data}
         arguments["experiment"] = self.experiment
-        style = self.engines[-1].backend
+        style = self.engine.backend
         arguments |= {"style": style} if style == "tensorrt" else {}
         return NextStep.after(self.options, "sensitivity", arguments)
 
     @property
     def evidence(self) -> str:
         """What the verdict on the INT8 engine rests on."""
-        return self.engines[-1].evidence if self.engines else ""
+        return self.engine.evidence
 
     @property
     def figures(self) -> str:
@@ -129,15 +127,15 @@ class CalibrateResult(OpResult):
         return f"ranges of {counted(self.tensors, 'tensor')} by {self.algorithm}, {counted(self.samples, 'sample')}"
 
     def overview(self) -> Table:
-        """Return a row for each engine."""
-        return builds_table(self.engines, ("build", "verdict", "accuracy", "p50", "engine", "run"))
+        """Return a row for the engine."""
+        return builds_table([self.engine], ("build", "verdict", "accuracy", "p50", "engine", "run"))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row per engine, as :func:`~trtops.ops.engines.convert_result.builds_frame`."""
-        return builds_frame(self.engines)
+        """Return a row for the engine, as :func:`~trtops.ops.engines.convert_result.builds_frame`."""
+        return builds_frame([self.engine])
 
     def body(self) -> Iterable[str]:
-        """A summary of the ranges, and a row for each engine."""
+        """A summary of the ranges, and a row for the engine."""
         yield (
             f"Ranges of {self.tensors} tensors by {self.algorithm}, from {counted(self.samples, 'sample')} in "
             f"{self.seconds:.2f} s (data `{self.data_sha256[:12]}`, ranges `{self.cache_sha256[:12]}`)."
@@ -147,8 +145,8 @@ class CalibrateResult(OpResult):
         if self.excluded:
             names = ", ".join(f"`{name}`" for name in self.excluded)
             yield from ("", f"Without a range, since NaN or infinity occurred: {names}.")
-        engines = builds_table(self.engines)
-        yield from ("", markdown_table(engines.columns, engines.rows))
+        table = builds_table([self.engine])
+        yield from ("", markdown_table(table.columns, table.rows))
 
 
 @checked_arguments
@@ -162,7 +160,7 @@ def calibrate(
     parent: str | None = None,
     progress: OnProgress | None = None,
 ) -> CalibrateResult:
-    """Calibrate a model, build INT8 from the cache, evaluate it next to other precisions, and log everything to runs.
+    """Calibrate a model, build INT8 from the cache, evaluate it, and log everything to runs.
 
     The cache is logged as our JSON and as TensorRT's text, with a table of the ranges. An INT8 engine that is not good
     enough is a result, not an error.
@@ -170,7 +168,7 @@ def calibrate(
     CalibrationError if the data is bad, missing or too little. What was collected before is logged as
     ``caches/calibration.partial.json`` to the failed run, and is the error's ``partial``.
 
-    >>> result = trtops.calibrate("model.onnx", calibration_data="feed.npz", algorithm="entropy", compare_with=())
+    >>> result = trtops.calibrate("model.onnx", calibration_data="feed.npz", algorithm="entropy")
     >>> result.verdict, result.algorithm, result.samples, result.tensors
     ('good', 'entropy', 2, 10)
     """
@@ -202,8 +200,8 @@ def calibrate(
         if config.has_check_data:
             for feed in evaluated.feeds().first(_EVALUATED_FEEDS):
                 check_feed(inputs, feed)
-        build = evaluated.profiled(config.build)
-        golden = evaluated.golden(build.profiles)  # once for all engines, and to compare algorithms
+        build = evaluated.profiled(replace(config.build, precision="int8"))
+        golden = evaluated.golden(build.profiles)  # once for the engine, and to compare algorithms
         algorithm, comparison = config.algorithm, None
         if algorithm == "best":
             comparison = _compare_algorithms(collected, config, evaluated, golden, run)
@@ -212,23 +210,14 @@ def calibrate(
         _log_cache(run, cache, config, seconds)
         cache_file = Path(folder, "calibration.json")
         cache_file.write_bytes(cache.to_bytes())
-        engines = []
-        precisions = dict.fromkeys(config.compare_with)
-        precisions.pop("int8", None)  # its engine gives the verdict, and comes last
-        for precision in (*precisions, "int8"):
-            convert_config = ConvertConfig(
-                build=replace(build, precision=precision),
-                check=evaluated.check,
-                calibration_cache=str(cache_file) if precision == "int8" else None,
-            )
-            logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": run.id}
-            engines.append(convert(path, convert_config, opened=evaluated, **logged))
-        run.log_metrics(_metrics(engines))
+        convert_config = ConvertConfig(build=build, check=evaluated.check, calibration_cache=str(cache_file))
+        logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": run.id}
+        engine = convert(path, convert_config, opened=evaluated, **logged)
         result = CalibrateResult(
             title=f"calibrate {path.name}",
             subject=str(path),
-            verdict=engines[-1].verdict,  # of INT8
-            reasons=engines[-1].reasons,
+            verdict=engine.verdict,
+            reasons=engine.reasons,
             algorithm=algorithm,
             comparison=comparison,
             cache_sha256=cache.digest,
@@ -238,22 +227,10 @@ def calibrate(
             tensors=len(cache),
             excluded=cache.excluded,
             seconds=seconds,
-            engines=tuple(engines),
+            engine=engine,
             options=arguments_of(config),
         )
         return op.finish(result)
-
-
-def _metrics(engines: Iterable[ConvertResult]) -> dict[tuple[str, ...], float]:
-    metrics: dict[tuple[str, ...], float] = {}
-    for engine in engines:
-        evaluation = engine.evaluation
-        if evaluation.accuracy is not None:
-            metrics[schema.Metric.ACCURACY, engine.precision] = evaluation.accuracy.actual
-            metrics[schema.Metric.ACCURACY, "golden"] = evaluation.accuracy.golden
-        if evaluation.latency is not None:
-            metrics[schema.Metric.LATENCY, engine.precision] = evaluation.latency.p50_ms
-    return metrics
 
 
 def _inputs(model: Model, config: CalibrateConfig) -> TensorMetadata:

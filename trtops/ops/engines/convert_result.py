@@ -112,10 +112,11 @@ class ConvertResult(OpResult):
 
     @property
     def figures(self) -> str:
-        """Precision and size of the engine, its latency, and what 8 bits gain."""
+        """Precision and size of the engine, its latency, what 8 bits gain, and its task metrics."""
         latency = self.evaluation.latency
         speed = "" if latency is None else latency.text()
-        return ", ".join(filter(None, (f"{self.called} engine", size(self.engine_bytes), speed, self.gain)))
+        tasks = [f"{task.metric} {task.actual:.4g} (model {task.golden:.4g})" for task in self.evaluation.tasks]
+        return ", ".join(filter(None, (f"{self.called} engine", size(self.engine_bytes), speed, self.gain, *tasks)))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""
@@ -144,7 +145,7 @@ def builds_table(results: Iterable[ConvertResult], columns: Sequence[str] = ()) 
             "verdict": result.verdict,
             "decided by": evaluation.report.decided_by,
             "top-1 agreement": f"{min(agreements):.2%}" if agreements else "-",
-            "accuracy": f"{evaluation.accuracy.actual:.2%}" if evaluation.accuracy else "-",
+            "accuracy": ", ".join(f"{task.metric} {task.actual:.4g}" for task in evaluation.tasks) or "-",
             "p50": f"{evaluation.latency.p50_ms:.3f} ms" if evaluation.latency else "-",
             "engine": size(result.engine_bytes),
             "build time": "reused" if result.reused_from else f"{result.build_seconds:.2f} s",

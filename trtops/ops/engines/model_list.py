@@ -65,7 +65,9 @@ class ListedModel(DataConfig):
         precisions: Precisions to build.
         backends: Back ends to build for; each with each precision.
         profiles: Shapes to build for; the model's own by default.
-        labels: The class of each sample, as ``.npy``.
+        metric: Task metrics; see :class:`~trtops.ops.evaluation.check.CheckConfig`.
+        labels: The file of labels.
+        loss: What an engine may lose of each metric, such as ``0.5%``.
         golden: Saved outputs to compare with; the model's own by default.
         calibration_data: Data to calibrate INT8 with; ``data`` by default.
         calibration_samples: Number of its feeds to use.
@@ -82,7 +84,9 @@ class ListedModel(DataConfig):
     precisions: tuple[Precision, ...] = ("fp32",)
     backends: tuple[BackendName, ...] = ("onnxruntime",)
     profiles: tuple[OptimizationProfile, ...] = ()
+    metric: tuple[str, ...] = ()
     labels: str | None = setting(None, file="reads")
+    loss: str | None = None
     golden: str | None = setting(None, file="reads")
     calibration_data: str | None = None
     calibration_samples: int = setting(64, least=1)
@@ -103,7 +107,7 @@ class ListedModel(DataConfig):
         """The convert config of one build."""
         options: BackendOptions = self.onnxruntime if backend == "onnxruntime" else self.tensorrt
         minutes = self.policy.timeout_minutes
-        names = ("data", "input_shapes", "iterations", "seed", "labels", "golden")
+        names = ("data", "input_shapes", "iterations", "seed", "metric", "labels", "loss", "golden")
         same = {name: getattr(self, name) for name in names}
         return ConvertConfig(
             build=BuildConfig(

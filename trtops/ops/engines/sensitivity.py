@@ -106,7 +106,7 @@ def sensitivity(
     ``calibration_cache`` has the ranges: a cache, a file of either format, or ``run:ID``. CalibrationError if the cache
     does not fit, or no layer can be quantized.
 
-    >>> ranges = trtops.calibrate("model.onnx", calibration_data="feed.npz", compare_with=())
+    >>> ranges = trtops.calibrate("model.onnx", calibration_data="feed.npz")
     >>> result = trtops.sensitivity("model.onnx", f"run:{ranges.run_id}", data="feed.npz", budget=0.05)
     >>> result.error <= result.budget, result.keep
     (True, ())

@@ -1,13 +1,12 @@
-"""Evaluate an engine: its outputs against golden ones, its accuracy against labels, its latency."""
+"""Evaluate an engine: its outputs against golden ones, its task metrics on labels, its latency."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +18,8 @@ from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import METRICS
-from trtops.json.numpy_files import load_numpy
+from trtops.comparator.tasks.outputs import TaskOutputs
+from trtops.comparator.tasks.scores import Decision, TaskScore, metric_names, parse_loss, score_tasks, task_metrics
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
 from trtops.ops.evaluation.export_check import ExportCheck, check_export
@@ -36,10 +36,6 @@ from trtops.tables import markdown_table
 from trtops.tracking import schema
 from trtops.tracking.base import MetricName, Run, Verdict
 from trtops.verdict import BadIn
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 # More than these would bury the metrics that a person sorts by.
 _MAX_LOGGED_OUTPUTS = 8
@@ -60,7 +56,13 @@ class CheckConfig(DataConfig):
         golden: Saved outputs to compare with (``.json`` or ``.npz``), of the given data or, without data, of a plain
             ``trtops run``; by default those of the model in ONNX Runtime, in its own precision and without
             optimization.
-        labels: An ``.npy`` file with the class of every sample, to report accuracy.
+        metric: Task metrics to report, which need labels as a rule: a task (``classification``, ``detection``,
+            ``segmentation``, ``text``, ``embeddings``), one metric, or ``script.py:function``. By default ``top1`` if
+            there are labels.
+        labels: The file of labels, one for each sample: ``.npy``, ``.npz``, ``.json`` (COCO's for detection), or a
+            ``.txt`` with a line for each.
+        loss: What the engine may lose of each metric compared with the model, in points of the metric, such as
+            ``0.5%``. Without it metrics are reported and decide nothing.
         tolerances: When outputs are good enough; by default limits from what rounding to the precision does to the
             model on this data (:mod:`trtops.ops.evaluation.limits`).
         warm_up: Inferences before latency is measured; fewer, but at least one, if they take over half a second.
@@ -77,7 +79,9 @@ class CheckConfig(DataConfig):
     """
 
     golden: str | None = setting(None, file="reads")
+    metric: tuple[str, ...] = setting((), convert=metric_names)
     labels: str | None = setting(None, file="reads")
+    loss: str | None = None
     tolerances: Tolerances | None = None
     warm_up: int = 5
     latency_runs: int = 50
@@ -91,6 +95,17 @@ class CheckConfig(DataConfig):
             raise errors.ConfigError(
                 f"min_precision_share is {self.min_precision_share}; expected a share between 0 and 1."
             )
+        if self.loss is not None:
+            parse_loss(self.loss)
+            if not self.metric and self.labels is None:
+                raise errors.ConfigError(
+                    f"loss={self.loss!r} limits a metric, and there is none: give metric or labels."
+                )
+
+    @property
+    def allowed_loss(self) -> float | None:
+        """The largest loss of a task metric as a number."""
+        return None if self.loss is None else parse_loss(self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,21 +142,13 @@ class Latency(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accuracy(Record):
-    """Share of samples with the labelled class on top."""
-
-    actual: float
-    golden: float
-    samples: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation(Record):
     """The evaluation of one engine or runner, with all measured parts."""
 
     report: ComparisonReport  # the comparison with the golden outputs
     latency: Latency | None = None
-    accuracy: Accuracy | None = None
+    tasks: tuple[TaskScore, ...] = ()  # task metrics on labelled data
+    allowed_loss: float | None = None  # of each task metric; None limits none
     computed: PrecisionCheck | None = None  # the precisions that the kernels compute in; None without a build
     emulated: Emulation | None = None  # the model in 16 bit as a GPU rounds it; None if it was not needed
     evidence: Evidence | None = None  # None for saved outputs, whose inputs are not known
@@ -163,7 +170,7 @@ class Evaluation(Record):
             return "unproven"
         if self._faults or not self.report:
             return "bad"
-        return "unproven" if self._unproven else "good"
+        return "unproven" if self._unproven or self._losses("open") else "good"
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -171,7 +178,13 @@ class Evaluation(Record):
         lost = () if self.export is None else self.export.reasons
         if self._rounding_explains:
             return (*lost, self._unproven or _ONLY_RANDOM, *self._faults)
-        return (*lost, *(self._faults or ((self._unproven,) if self.report and self._unproven else ())))
+        undecided = (*filter(None, (self._unproven,)), *self._losses("open")) if self.report else ()
+        return (*lost, *(self._faults or undecided))
+
+    def _losses(self, decision: Decision) -> tuple[str, ...]:
+        """Sentences on task metrics whose loss has a decision."""
+        limit = self.allowed_loss
+        return () if limit is None else tuple(t.reason(limit) for t in self.tasks if t.decision(limit) == decision)
 
     @property
     def _unproven(self) -> str:
@@ -204,6 +217,7 @@ class Evaluation(Record):
                     faults += tuple(f"{reason}, at {entry.text()}" for reason in entry.reasons)
         if self.self_check is not None:
             faults += self.self_check.reasons
+        faults += self._losses("beyond")
         if self.computed is not None and self._lacks_precision:
             rounded = f" The model does not run rounded to {self.computed.requested.upper()} either."
             faults += (self.computed.reason() + (rounded if self.computed.emulation_counts else ""),)
@@ -226,7 +240,7 @@ class Evaluation(Record):
         bad_shapes = self.evidence is not None and any(entry.verdict == "bad" for entry in self.evidence.shapes)
         bad_emulation = self.emulated is not None and self.emulated.verdict == "bad"
         broken = self.self_check is not None and self.self_check.verdict == "bad"
-        outputs_are_bad = not self.report or bad_shapes or bad_emulation or broken
+        outputs_are_bad = not self.report or bad_shapes or bad_emulation or broken or bool(self._losses("beyond"))
         return (*(("outputs",) if outputs_are_bad else ()), *(("precision",) if self._lacks_precision else ()))
 
     @property
@@ -245,7 +259,8 @@ def evaluate(
 ) -> tuple[Evaluation, RunResults]:
     """Run an engine's active runner, compare its outputs with golden ones and with each other; also the outputs.
 
-    Latency and accuracy are measured as the config requests. Limits that it does not give are those of the right model.
+    Latency and task metrics are measured as the config requests. Limits that it does not give are those of the right
+    model.
 
     InputError if a feed does not fit the model; ComparisonError if the numbers of feeds and golden outputs differ.
     """
@@ -277,7 +292,7 @@ def assess(
     seen: SeenFeeds | None = None,
     right: RightModel | None = None,
 ) -> Evaluation:
-    """Compare outputs with golden ones, and with labels if there are any; errors as for :func:`evaluate`.
+    """Compare outputs with golden ones, and measure task metrics if there are any; errors as for :func:`evaluate`.
 
     ``feeds`` are the inputs, and ``seen`` has read them; without them the evaluation has no evidence. The tolerances
     are those of ``right`` unless the config gives them.
@@ -333,11 +348,12 @@ def assess(
             export="" if exported is None else exported.sentence(),
         )
     # Labels are for the given data, not for its copies at other shapes.
-    accuracy = measure_accuracy(outputs, golden, config.labels, tolerances, data_iterations)
+    tasks = measure_tasks(outputs, golden, config, tolerances, data_iterations)
     return Evaluation(
         report=report,
         latency=latency,
-        accuracy=accuracy,
+        tasks=tasks,
+        allowed_loss=config.allowed_loss,
         evidence=evidence,
         noise=noise,
         foreign_golden=foreign,
@@ -391,55 +407,24 @@ def measure_latency(
     return Latency(p50_ms=p50, p99_ms=p99, mean_ms=mean, runs=len(seconds), device_p50_ms=device)
 
 
-def measure_accuracy(
-    actual: RunResults, golden: RunResults, labels: str | None, tolerances: Tolerances, iterations: int | None = None
-) -> Accuracy | None:
-    """Accuracy of outputs, and of the golden ones, for labels in an ``.npy`` file; None without labels.
+def measure_tasks(
+    actual: RunResults, golden: RunResults, config: CheckConfig, tolerances: Tolerances, iterations: int | None = None
+) -> tuple[TaskScore, ...]:
+    """Return the task metrics of a check; those of the model are from golden outputs.
 
-    Only the first ``iterations`` count, by default all.
-
-    ComparisonError if there are more or fewer labels than samples, or no output holds scores.
+    Only the first ``iterations`` count, by default all. Errors as for
+    :func:`trtops.comparator.tasks.scores.score_tasks`.
     """
-    if labels is None:
-        return None
-    if not Path(labels).is_file():
-        raise errors.ConfigError(f"Labels {labels!r} do not exist; expected an .npy file of class indices.")
-    array = load_numpy(Path(labels))
-    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.integer):
-        content = getattr(array, "dtype", "several arrays")
-        raise errors.FormatError(f"{labels}: expected one array of integers, found {content}.")
-    right = array.reshape(-1)
+    metrics = task_metrics(config.metric or (() if config.labels is None else ("top1",)))
+    if not metrics:
+        return ()
 
-    def accuracy(results: RunResults) -> float:
-        outputs = iterations_of(results, "labelled")[:iterations]
-        return float(np.mean(_best_classes(outputs, right.size, tolerances) == right))
+    def outputs(results: RunResults) -> TaskOutputs:
+        counted = list(map(as_arrays, iterations_of(results, "labelled")[:iterations]))
+        axes = {name: axis for name in counted[0] if (axis := tolerances.of(name).class_axis) is not None}
+        return TaskOutputs(counted, axes)
 
-    return Accuracy(actual=accuracy(actual), golden=accuracy(golden), samples=right.size)
-
-
-def _best_classes(iterations: Sequence[Mapping[str, Any]], samples: int, tolerances: Tolerances) -> NDArray[Any]:
-    """The best class of every sample, from the first output of scores.
-
-    That is an output whose axis of classes is known, or else a floating-point output that has as many rows as there are
-    labels, along its last axis or its second.
-    """
-    floating: dict[str, list[NDArray[Any]]] = {}
-    declared, likely = list[tuple[str, int]](), list[tuple[str, int]]()
-    for name, array in as_arrays(iterations[0]).items():
-        if array.ndim < 2 or not np.issubdtype(array.dtype, np.floating):
-            continue
-        floating[name] = [np.asarray(outputs[name]) for outputs in iterations]
-        class_axis = tolerances.of(name).class_axis
-        declared += [] if class_axis is None else [(name, class_axis)]
-        likely += [(name, axis) for axis in (-1, 1) if array.shape[axis] > 1]
-    for name, axis in (*declared, *likely):
-        classes = np.concatenate([np.argmax(array, axis=axis).reshape(-1) for array in floating[name]])
-        if classes.size == samples:
-            return classes
-    raise errors.ComparisonError(
-        f"No output holds scores of {samples} samples, as many as there are labels; expected a floating-point output "
-        f"of shape (..., classes). Outputs with scores: {', '.join(floating) or 'none'}."
-    )
+    return run_step("measure metrics", score_tasks, outputs(actual), outputs(golden), metrics, config.labels)
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
@@ -475,9 +460,11 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
         milliseconds = getattr(evaluation.latency, name, None)
         if milliseconds is not None:
             recorded[schema.Metric.LATENCY, name] = milliseconds
-    if evaluation.accuracy is not None:
-        recorded[schema.Metric.ACCURACY, "top1"] = evaluation.accuracy.actual
-        recorded[schema.Metric.ACCURACY, "golden_top1"] = evaluation.accuracy.golden
+    for score in evaluation.tasks:
+        recorded[schema.Metric.ACCURACY, score.metric] = score.actual
+        recorded[schema.Metric.ACCURACY, f"golden_{score.metric}"] = score.golden
+        for part in ("loss", "low", "high"):
+            recorded[schema.Metric.LOSS, score.metric, part] = getattr(score, part)
     if evaluation.computed is not None and evaluation.computed.share is not None:
         recorded[schema.Metric.KERNELS_LOWERED] = evaluation.computed.share
     if (power := evaluation.power) is not None and power.share is not None:
@@ -488,7 +475,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
 
 
 def describe(evaluation: Evaluation) -> list[str]:
-    """An evaluation in lines of Markdown: a table of the outputs, latency, accuracy."""
+    """An evaluation in lines of Markdown: a table of the outputs, latency, task metrics."""
     columns, rows = evaluation.report.table()
     return [markdown_table(columns, rows), "", *describe_measurements(evaluation)]
 
@@ -510,9 +497,7 @@ def describe_measurements(evaluation: Evaluation) -> list[str]:
     for part in (evaluation.computed, evaluation.emulated, evaluation.self_check):
         if part is not None:
             lines += [part.sentence(), ""]
-    if evaluation.accuracy is not None:
-        a = evaluation.accuracy
-        lines += [f"Accuracy on {a.samples} samples: {a.actual:.2%}; of the golden outputs {a.golden:.2%}.", ""]
+    lines += [line for score in evaluation.tasks for line in (f"{score.sentence()}.", "")]
     return lines
 
 

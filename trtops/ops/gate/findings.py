@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias
 
 from trtops.backend.ratio import MIN_STARTS, Metric, starts_needed
 from trtops.comparator.report import ComparisonReport
-from trtops.ops.evaluation.check import Accuracy, Evaluation
+from trtops.comparator.tasks.scores import TaskScore, parse_loss
+from trtops.ops.evaluation.check import Evaluation
 from trtops.ops.gate.engine_process import Rounds
 from trtops.ops.gate.noise_widths import OutputWidth
 from trtops.ops.gate.policy import AccuracyLimit, LatencyLimit, Policy
@@ -23,6 +24,9 @@ Decision: TypeAlias = Literal["accept", "refuse", "undecided", "error"]
 
 EVIDENCE = "evidence"
 """The subject of the finding on data that cannot support a verdict."""
+
+_ACCEPTED = "the accepted engine"
+_OF_LOSS: dict[str, FindingOutcome] = {"within": "pass", "open": "open", "beyond": "refuse"}
 
 CLAIMS: dict[Metric, str] = {"wall": "Latency", "cpu-time": "CPU time", "instructions": "Instructions"}
 
@@ -57,7 +61,7 @@ class Measured(Record):
     evaluation: Evaluation  # of the candidate against the golden outputs
     agreement: ComparisonReport | None = None  # of the candidate's outputs with the accepted ones
     widths: tuple[OutputWidth, ...] = ()
-    accepted_top1: Accuracy | None = None  # on labelled data
+    tasks: tuple[TaskScore, ...] = ()  # task metrics, compared with those of the accepted engine
     rounds: Rounds | None = None
     differences: tuple[str, ...] = ()  # between the builder's choices for both, in phrases
 
@@ -157,6 +161,10 @@ def _reference_findings(evaluation: Evaluation) -> Sequence[Finding]:
         for shape in evaluation.evidence.shapes:
             if shape.verdict == "bad":
                 findings.append(Finding("reference", "refuse", f"{'; '.join(shape.reasons)}, at {shape.text()}"))
+    allowed = evaluation.allowed_loss
+    for score in evaluation.tasks:
+        if allowed is not None and (reason := score.reason(allowed)):
+            findings.append(Finding("reference", _OF_LOSS[score.decision(allowed)], reason, score.metric))
     count = len(evaluation.report.outputs)
     return findings or [Finding("reference", "pass", f"{counted(count, 'output')} within the tolerances")]
 
@@ -182,13 +190,11 @@ def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Findi
     if not refused:
         furthest = max((output.distance_widths for output in measured.widths), default=0.0)
         yield Finding("accepted outputs", "pass", f"the largest distance is {furthest:.2g} noise widths")
-    mine, theirs = measured.evaluation.accuracy, measured.accepted_top1
-    if mine is not None and theirs is not None and limit.top1_drop is not None:
-        text = (
-            f"{mine.actual:.2%} of {mine.samples} samples are correct, {theirs.actual:.2%} before; a drop of "
-            f"{limit.top1_drop:.2%} is allowed"
-        )
-        yield Finding("accuracy", "refuse" if theirs.actual - mine.actual > limit.top1_drop else "pass", text)
+    if limit.loss is None:
+        return
+    for score in measured.tasks:
+        outcome = _OF_LOSS[score.decision(parse_loss(limit.loss))]
+        yield Finding("accuracy", outcome, f"{score.sentence(_ACCEPTED)}; {limit.loss} is allowed", score.metric)
 
 
 def _interface_finding(candidate: dict[str, str], accepted: dict[str, str]) -> Finding:
@@ -231,7 +237,7 @@ def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
         text += f". This ratio is too close to the limit for this machine's noise of {ratio.noise:.1%}"
     metrics = [metric for metric in ("cpu-time", "instructions") if metric not in rounds.starts]
     wider = [f"allow {ratio.high - 1:.0%}"] if limit.ratio < ratio.high < 2 else []
-    advice = ["raise --minutes", "pin cores", *(["use --metric " + " or ".join(metrics)] if metrics else []), *wider]
+    advice = ["raise --minutes", "pin cores", *(["use --clock " + " or ".join(metrics)] if metrics else []), *wider]
     return Finding("latency", "open", f"{text}; {', '.join(advice)}")
 
 

@@ -21,7 +21,7 @@ from trtops.comparator.results import RunResults
 from trtops.metadata import is_dynamic
 from trtops.ops.devices import free_device
 from trtops.ops.engines.request import CommandData, read_cache_file
-from trtops.ops.evaluation.check import assess, measure_accuracy, with_power
+from trtops.ops.evaluation.check import assess, measure_tasks, with_power
 from trtops.ops.evaluation.data import Feeds, golden_outputs, naming_assumed
 from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.precision_check import check_precision
@@ -132,7 +132,7 @@ class Measurement:
         backend = self._open_release("candidate", config.release, device)
         build, accepted = run_step("build", self._candidate, backend, feeds)
         with self._ending("build"):
-            metrics, deciding = _metrics(config.metric, build.engine)
+            metrics, deciding = _metrics(config.clock, build.engine)
             process = EngineProcess(backend, build.engine, file, metrics)
             stack.callback(process.close)
             outputs = run_step("run", process.outputs)
@@ -172,12 +172,12 @@ class Measurement:
             accepted=other_facts,
             agreement=compare_outputs(outputs, theirs, Tolerances()),
             widths=measure_widths(outputs, (theirs, again), golden, right.noise, same_model=same_model),
-            accepted_top1=measure_accuracy(theirs, golden, check.labels, tolerances, seen.given),
+            tasks=measure_tasks(outputs, theirs, check, tolerances, seen.given),
             differences=differing_choices(build.tactics, other.tactics),
         )
         if self._limits.latency is not None and not measured.same_engine:
             threads = [compared.engine.options.get("intra_op_threads") for compared in (build, other)]
-            if config.metric == "auto" and threads[0] != threads[1]:
+            if config.clock == "auto" and threads[0] != threads[1]:
                 deciding = ("wall",)  # more threads may use more CPU time in less time
             self.measured = replace(measured, rounds=self._time(process, other_process, measured, deciding, threads[0]))
 

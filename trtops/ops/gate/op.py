@@ -61,7 +61,7 @@ def gate(
     tracker = tracker_or_default(tracker)
     begin = time.perf_counter()
     path = model_file(model)
-    if config.metric == "instructions":
+    if config.clock == "instructions":
         count_instructions()
     experiment = experiment or path.stem
     precision, release = config.build.precision, name_of(config.release)
@@ -73,7 +73,7 @@ def gate(
         check_names(loaded, config.build, config.check)
         config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
         devices = ",".join(config.devices)
-        limits = {"policy": config.policy.digest, "minutes": config.minutes, "metric": config.metric}
+        limits = {"policy": config.policy.digest, "minutes": config.minutes, "clock": config.clock}
         run.log_params({"release": release, "devices": devices, **limits})
         findings: tuple[Finding, ...] = ()
         with contextlib.ExitStack() as stack:

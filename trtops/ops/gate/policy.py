@@ -23,6 +23,7 @@ from typing import Any, Literal
 from trtops import errors
 from trtops.backend.ratio import Metric
 from trtops.comparator.report import Tolerances
+from trtops.comparator.tasks.scores import parse_loss
 from trtops.ops.engines.yaml_records import merge, read_yaml
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig
 from trtops.ops.gate.releases import HERE
@@ -60,7 +61,12 @@ class AccuracyLimit(Config):
     # Largest distance of an output from the accepted one, in noise widths; None for a retrained model.
     widths: float | None = 2.5
     widths_per_output: Mapping[str, float | None] = field(default_factory=dict)
-    top1_drop: float | None = 0.005  # largest loss of accuracy on labelled data, as a fraction of all samples
+    # Largest loss of a task metric on labelled data, compared with the accepted engine; points of the metric.
+    loss: str | None = "0.5%"
+
+    def __post_init__(self) -> None:
+        if self.loss is not None:
+            parse_loss(self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +109,9 @@ class Policy(Config):
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(
     EngineConfig,
-    uses={"check": "data input_shapes input_dtypes iterations seed val_range golden labels power self_check"},
+    uses={
+        "check": "data input_shapes input_dtypes iterations seed val_range golden metric labels loss power self_check"
+    },
 ):
     """One candidate, and its policy, with the tolerances.
 
@@ -113,7 +121,7 @@ class GateConfig(
             precision and device.
         policy: What is accepted.
         minutes: Time limit of the whole gate, builds included. A candidate that is not decided by then is undecided.
-        metric: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
+        clock: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
             leaves it open, the CPU time of engines on the CPU. ``instructions`` needs hardware counters.
         release: Constraints file of pip for the release that builds and runs the candidate; this environment if empty.
         others: Those of releases that the accepted engine may need, which runs with its own.
@@ -135,7 +143,7 @@ class GateConfig(
     check: CheckConfig = field(default_factory=lambda: CheckConfig(iterations=4, latency_runs=0, plots="never"))
     policy: Policy = field(default_factory=Policy)
     minutes: float = 5.0
-    metric: Metric | Literal["auto"] = "auto"
+    clock: Metric | Literal["auto"] = "auto"
     release: str = setting(HERE, file="reads")
     others: tuple[str, ...] = setting((), file="reads")
     devices: tuple[str, ...] = ()
@@ -151,8 +159,8 @@ class GateConfig(
     def __post_init__(self) -> None:
         if not self.minutes > 0:
             raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
-        if self.metric in ("cpu-time", "instructions") and self.build.backend != "onnxruntime":
-            raise errors.ConfigError(f"The metric {self.metric} does not measure a GPU; expected auto or wall.")
+        if self.clock in ("cpu-time", "instructions") and self.build.backend != "onnxruntime":
+            raise errors.ConfigError(f"The clock {self.clock} does not measure a GPU; expected auto or wall.")
 
 
 def read_policy(path: str | Path) -> Policy:

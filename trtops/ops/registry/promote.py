@@ -30,8 +30,8 @@ from trtops.tracking.builds import find_model, log_materials
 class PromoteConfig(
     Config,
     uses={
-        "check": "data input_shapes iterations seed val_range golden labels tolerances warm_up latency_runs "
-        "min_precision_share power self_check"
+        "check": "data input_shapes iterations seed val_range golden metric labels loss tolerances warm_up "
+        "latency_runs min_precision_share power self_check"
     },
 ):
     """How a build is verified before it is accepted.
@@ -159,7 +159,7 @@ def promote(
     check = config.check
     if check is None:
         check = check_of(tracker, campaign or stored.info)
-        ask_for((campaign or stored.info).id, scripts_of(check.data), (), allowed=config.allow_scripts)
+        ask_for((campaign or stored.info).id, scripts_of(check.data, *check.metric), (), allowed=config.allow_scripts)
     run_tags = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
     name = f"promote {stored.info.name}"
     try:
@@ -180,8 +180,8 @@ def check_of(tracker: Tracker, info: RunInfo) -> CheckConfig:
     materials = builds.read_materials(data)
     assert materials is not None
     check = replace(CheckConfig.from_dict(materials.check), plots="never")
-    if check.labels is not None and not Path(check.labels).is_file():
-        check = replace(check, labels=None)
+    if check.loss is None and check.labels is not None and not Path(check.labels).is_file():
+        check = replace(check, labels=None, metric=())
     if stored is None:
         return check
     for material in materials.inputs:
@@ -225,6 +225,10 @@ def _build_and_verify(
         evaluation, agreement = backend.worker.run(
             _compare_in_child, build, source.engine, model, check, timeout=backend.timeout
         )
+    evidence, params = evaluation.evidence, stored.info.params
+    if evidence is not None and params.get("evidence.data") == evidence.data_sha256[: schema.DATA_DIGITS]:
+        # The same data under its name there, instead of the place that this store keeps it at.
+        evaluation = replace(evaluation, evidence=replace(evidence, source=params["evidence.source"]))
     log_evaluation(run, evaluation)
     log_kernels(run, build)
     for reference, comparison in (("golden outputs", evaluation), (f"engine of run {stored.info.id}", agreement)):

@@ -1,0 +1,109 @@
+"""Choose: limits decide, what cannot win is not built, and an interrupted choice resumes."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import models
+from trtops import choose, choose_all, errors
+from trtops.ops.engines.convert import convert
+from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.search.choose import ChooseConfig
+from trtops.spec import OnnxRuntimeOptions
+from trtops.tracking.memory import MemoryTracker
+
+QUICK = CheckConfig(latency_runs=5, warm_up=1)
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # Each engine is ONNX Runtime's default one, without the time that its builder takes to try settings.
+    monkeypatch.setattr("trtops.ops.search.choose.OnnxRuntimeOptions", partial(OnnxRuntimeOptions, tactics=()))
+    case = models.conv_net()
+    np.savez(tmp_path / "data.npz", **case.feed)  # type: ignore[arg-type]
+    return case.write(tmp_path)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ChooseConfig:
+    return ChooseConfig(check=replace(QUICK, data=str(tmp_path / "data.npz")), on=("cpu",))
+
+
+def test_choice_is_recorded_with_a_child_per_candidate(net: Path, config: ChooseConfig) -> None:
+    tracker = MemoryTracker()
+    result = choose(net, config, tracker=tracker)
+
+    by_label = {candidate.label: candidate for candidate in result.candidates}
+    assert result.verdict == "good" and result.chosen is not None and result.chosen.outcome == "within"
+    assert by_label["FP16 cpu"].outcome == "refused" and not by_label["FP16 cpu"].run_id
+    times = [c.p50_ms for c in result.candidates if c.outcome == "within"]
+    assert times == sorted(times) and result.chosen.p50_ms == times[0]
+    children = {run.id for run in tracker.find(parent=result.run_id) if run.kind == "build"}
+    assert children == {candidate.run_id for candidate in result.candidates if candidate.run_id}
+    run = tracker.load(result.run_id)
+    assert run.read_bytes("choose/latency_and_loss.svg").startswith(b"<?xml") and run.info.verdict == "good"
+    assert len(result.overview().rows) <= 10 and str(result.next_step).endswith(result.chosen.run_id)
+
+
+def test_limits_exclude_candidates(net: Path, config: ChooseConfig) -> None:
+    exact = choose(net, config, loss="0.001%", tracker=MemoryTracker())
+    outcomes = {candidate.label: candidate.outcome for candidate in exact.candidates}
+    assert outcomes["FP32 cpu"] == "within" and outcomes["INT8 cpu"] == "beyond"
+    assert exact.chosen is not None and exact.chosen.build.precision == "fp32"
+
+    fast = choose(net, config, latency="1us", precisions=("fp32",), tracker=MemoryTracker())
+    assert fast.verdict == "bad" and fast.chosen is None and "at most 0.001 ms" in fast.reasons[0]
+
+
+def test_interrupted_choice_resumes(net: Path, config: ChooseConfig, monkeypatch) -> None:
+    tracker, built = MemoryTracker(), []
+
+    def interrupted(path, conversion, **options):
+        if conversion.build.precision == "int8":
+            raise KeyboardInterrupt
+        return convert(path, conversion, **options)
+
+    monkeypatch.setattr("trtops.ops.search.choose.convert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        choose(net, config, tracker=tracker)
+    (run,) = [info for info in tracker.find() if info.kind == "choose"]
+
+    def recorded(path, conversion, **options):
+        built.append(conversion.build)
+        return convert(path, conversion, **options)
+
+    monkeypatch.setattr("trtops.ops.search.choose.convert", recorded)
+    result = choose(net, config, resume=run.id, tracker=tracker)
+    assert result.verdict == "good" and built[0].precision == "int8"
+    assert json.loads(tracker.load(result.run_id).read_bytes("choose/result.json"))["chosen"] is not None
+    with pytest.raises(errors.ConfigError, match="holds no candidates"):
+        choose(net, config, resume=result.chosen.run_id, tracker=tracker)
+
+
+def test_loss_of_a_metric_decides(net: Path, config: ChooseConfig, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def first(outputs, labels):\n    return [y.flat[0] for y in outputs['scores']]\n")
+    np.save(tmp_path / "labels.npy", np.zeros(len(np.load(tmp_path / "data.npz")["image"])))
+    metric = {"metric": f"{tmp_path}/own.py:first", "labels": str(tmp_path / "labels.npy")}
+    result = choose(net, config, loss="0.00001%", precisions=("fp32", "int8"), tracker=MemoryTracker(), **metric)
+
+    losses = {c.label: c.loss for c in result.candidates}
+    assert result.by_metric and losses["FP32 cpu"] == pytest.approx(0, abs=1e-7) and abs(losses["INT8 cpu"]) > 1e-5
+
+
+def test_list_survives_a_broken_model(net: Path, config: ChooseConfig, tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    result = choose_all([str(tmp_path / "*.onnx")], config, precisions=("fp32",), tracker=MemoryTracker())
+
+    assert result.verdict == "error" and [
+        row[1] != "no engine is within the limits" for row in result.overview().rows
+    ] == [False, True]
+
+
+@pytest.mark.parametrize(("option", "message"), [({"loss": "1"}, "such as 0.5"), ({"latency": "2"}, "such as 2ms")])
+def test_limits_need_units(option: dict[str, str], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        ChooseConfig(**option)
