@@ -110,7 +110,7 @@ class TritonModel:
         """True if the profiles of an input have values and not shapes."""
         shape = entry["shape"]
         ranges = [profile[entry["name"]] for profile in self.facts["profiles"] if entry["name"] in profile]
-        return self.on_tensorrt and any(-1 not in shape and limits["max"] != shape for limits in ranges)
+        return self.on_tensorrt and any(-1 not in shape and [*limits["max"]] != shape for limits in ranges)
 
     @property
     def why_no_batches(self) -> str:
