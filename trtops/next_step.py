@@ -162,9 +162,10 @@ def _path(word: str) -> str:
 
 
 def _values(value: Any) -> Iterable[str]:
-    """The words after an option: several of a sequence, ``name:[dims]`` of shapes and ranges."""
+    """The words after an option: several of a sequence, ``name:[dims]`` of shapes and ranges, ``name:type``."""
     if isinstance(value, Mapping):
-        return (f"{name}:{_dims(shape)}" if name else _dims(shape) for name, shape in value.items())
+        texts = {name: item if isinstance(item, str) else _dims(item) for name, item in value.items()}
+        return (f"{name}:{text}" if name else text for name, text in texts.items())
     if not isinstance(value, (tuple, list)):
         return (str(value),)
     return (":".join(entry) if isinstance(entry, list) else str(entry) for entry in value)
