@@ -126,6 +126,8 @@ def test_runs_are_named_by_their_ids(run, ids, caplog):
     assert code == 0 and text.split()[:2] == [first[:8], second[:8]]
     assert names[2] == "verdict" and "build/seconds" in names and not {"precision", "spec_sha256"} & {*names}
     assert run(f"runs compare {first} {first}")[1].strip() == "Nothing differs."
+    for filters in ("", "--best latency/p50_ms"):
+        assert run(f"runs list --experiment nosuch {filters}")[0] == 3
     assert run(f"compare run:{first} run:{second} run:{first} --html page.html")[0] == 0
     assert first[:8] in Path("page.html").read_text("utf-8")
     assert run(f"compare run:{first} run:{second} run:{first}")[0] == 2

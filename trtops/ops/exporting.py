@@ -40,7 +40,6 @@ class ExportConfig(Config):
         triton: The folder of the Triton model repository.
         name: Name of the model in the repository (default: the run's experiment).
         max_batch: The largest batch that Triton may make, 0 for none (default: what profiles and self-check allow).
-        queue_microseconds: How long a request may wait for others, to make a batch.
         instances: Instances of the model on each device.
         labels: Text file with the names of the only output's classes, one in a line.
         allow_unproven: Export an engine whose verdict is unproven.
@@ -51,7 +50,6 @@ class ExportConfig(Config):
     triton: str | None = setting(None, file="writes")
     name: str | None = None
     max_batch: int | None = setting(None, least=0)
-    queue_microseconds: int = setting(0, least=0)
     instances: int = setting(1, least=1)
     labels: str | None = setting(None, file="reads")
     allow_unproven: bool = False
@@ -127,7 +125,6 @@ def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) ->
         feeds=case.feeds,
         golden=case.golden,
         max_batch=config.max_batch,
-        queue_microseconds=config.queue_microseconds,
         instances=config.instances,
         labels=tuple(Path(config.labels).read_text("utf-8").split("\n")[:-1]) if config.labels else (),
         allow_unproven=config.allow_unproven,

@@ -73,12 +73,18 @@ def runs(
         required_tags[schema.Tag.VERDICT] = verdict
     parent = None if parent is None else run_id_of(parent, tracker)
     matches = tracker.find(experiment, tags=required_tags, parent=parent, status=status, limit=limit)
-    if experiment is not None and limit != 0 and not matches and not tracker.find(experiment, limit=1):
+    if limit != 0 and not matches:
+        _refuse_unknown(experiment, tracker)
+    return Runs(matches)
+
+
+def _refuse_unknown(experiment: str | None, tracker: Tracker) -> None:
+    """Raise RunNotFoundError if an experiment has no run at all."""
+    if experiment is not None and not tracker.find(experiment, limit=1):
         names = [info.experiment for info in tracker.find(limit=200)]
         raise errors.RunNotFoundError(
             f"There are no runs in experiment {experiment!r}. {errors.near(experiment, names)}"
         )
-    return Runs(matches)
 
 
 @checked_arguments
@@ -97,6 +103,8 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
         searched = None if engines.best else limit
         matches = tracker.engines(engines, verdict=verdict, experiment=experiment, limit=searched)
+        if not matches:
+            _refuse_unknown(experiment, tracker)
         if engines.best:
             matches = _best_of_each_model([match for match in matches if match[0].kind != "iteration"])[:limit]
     rows = []
