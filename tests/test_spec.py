@@ -73,7 +73,8 @@ DECIDING: dict[type, tuple[Any, dict[str, Any]]] = {
         dataclasses.replace(SPEC, config=INT8),
         {
             "model_sha256": "b" * 64, "config": BuildConfig(), "timing_cache_sha256": "c", "calibration_sha256": "d",
-            "replay_sha256": "e", "denied_sha256": "f", "timed_shapes": (("x", (2, 3)),),
+            "replay_sha256": "e", "denied_sha256": "f", "timed_shapes": (("x", (2, 3)),), "engine_sha256": "e",
+            "unknown": ("builder flags",),
         },
     ),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from trtops.record import Record, option_fields, to_jsonable
 from trtops.spec import IN_MEMORY, BuildConfig, OnnxRuntimeOptions, TensorRTOptions
-from trtops.system.processes import mark
+from trtops.system.processes import is_temporary
 from trtops.terminal import escaped
 
 _SAVED = "arrays.npz"  # stands for data from memory, which no command line can have
@@ -123,7 +123,7 @@ def arguments_of(config: Record) -> dict[str, Any]:
             value = getattr(value, name)
         if option.name == "options":
             arguments |= {"backend": value.kind, **arguments_of(value)}
-        elif isinstance(value, str) and f".{mark()}." in value:
+        elif isinstance(value, str) and is_temporary(value):
             continue
         elif value != option.default and option.name not in _FIELDS_ONLY:
             arguments[option.name] = to_jsonable(value)
@@ -162,9 +162,10 @@ def _path(word: str) -> str:
 
 
 def _values(value: Any) -> Iterable[str]:
-    """The words after an option: several of a sequence, ``name:[dims]`` of shapes and ranges."""
+    """The words after an option: several of a sequence, ``name:[dims]`` of shapes and ranges, ``name:type``."""
     if isinstance(value, Mapping):
-        return (f"{name}:{_dims(shape)}" if name else _dims(shape) for name, shape in value.items())
+        texts = {name: item if isinstance(item, str) else _dims(item) for name, item in value.items()}
+        return (f"{name}:{text}" if name else text for name, text in texts.items())
     if not isinstance(value, (tuple, list)):
         return (str(value),)
     return (":".join(entry) if isinstance(entry, list) else str(entry) for entry in value)

@@ -239,8 +239,8 @@ def evaluate(
 
 def export(
     run: str, config: ExportConfig = ..., *, tracker: Tracker | None = ..., triton: str | None = ..., name: str |
-    None = ..., max_batch: int | None = ..., queue_microseconds: int = ..., instances: int = ..., labels: str | None
-    = ..., allow_unproven: bool = ..., allow_scripts: bool = ..., materials: str | None = ...
+    None = ..., max_batch: int | None = ..., instances: int = ..., labels: str | None = ..., allow_unproven: bool =
+    ..., allow_scripts: bool = ..., materials: str | None = ...
 ) -> ExportResult: ...
 
 def gate(

@@ -299,7 +299,8 @@ def failure_of(line: str, log: Path, *, must_refuse: bool = False, real: bool = 
         return f"memory: {kib / (1 << 20):.2f} GiB"
     if must_refuse and code != 2:
         return f"accepted: exit code {code}"
-    if line.startswith("check lint") and code in (0, 1):
+    # ONNX Runtime does not check all that ONNX's own checker does.
+    if line.startswith("check lint") and code in (0, 1) and "onnx_checker" not in output:
         contradicting = _load_code if code == 0 else lambda: main(["run", "m.onnx", "--onnxrt"])
         if run_child(contradicting, log).code == 1 - code:
             verdict = "passes" if code == 0 else "refuses what runs"

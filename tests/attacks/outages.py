@@ -1,8 +1,9 @@
 """Stores that go away for ever, or get full: ``python -m tests.attacks.outages --moments 20 [--disks 20]``.
 
 A model is converted while the store fails from one of its calls on, at moments spread over all calls. After the upload
-of the spool, the store must have the same run as without the failure. With ``--disks``, a store on a file system in
-memory gets full at other numbers of bytes, which needs the right to mount one.
+of the spool, the store must have the same run as without the failure. A campaign, a promotion and an audit may also end
+with an error that names the store; then their runs are whole, and the same call succeeds. With ``--disks``, a store on
+a file system in memory gets full at other numbers of bytes, which needs the right to mount one.
 """
 
 import argparse
@@ -11,16 +12,18 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests import models
+from tests import campaigns, models
 from tests.stores import copy_store
 from tests.tracking.test_offline import NEVER, Gate, GatedTracker, come_back
 from trtops import errors
 from trtops.ops.auditing.op import AuditConfig, audit
+from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.registry.promote import PromoteConfig, promote
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker
 from trtops.tracking.mlflow import MlflowTracker, embedded
@@ -70,6 +73,52 @@ def failures(error: type[errors.TrackingError], count: int, folder: Path) -> Ite
             yield moment
 
 
+WORK: dict[str, Callable[[Tracker, Path, str], object]] = {
+    "campaign": lambda tracker, model, run: debug_build(model, campaigns.of_one_node(2), tracker=tracker),
+    "promote": lambda tracker, model, run: promote(run, PromoteConfig(check=CONFIG.check), tracker=tracker),
+    "audit": lambda tracker, model, run: audit(AuditConfig(runs=(run,), rebuild=False), tracker=tracker),
+}
+
+
+def problems_of(name: str, moment: int, error: type[errors.TrackingError], folder: Path) -> tuple[int, str]:
+    """The calls of a piece of work whose store fails from one of them on, and what is wrong afterwards."""
+    memory = GatedTracker()
+    folder.mkdir(exist_ok=True)
+    model, spool = models.identity().write(folder), Spool(folder / "spool")
+    run = convert(model, CONFIG, tracker=memory).run_id
+    memory.gate.calls, memory.gate.away, memory.gate.error = 0, range(moment, NEVER), error
+    try:
+        WORK[name](OfflineTracker(memory, spool), model, run)
+    except errors.TrackingError as exc:
+        if memory.shown not in str(exc) and "gone" not in str(exc):
+            return memory.gate.calls, f"the error does not name the store: {exc}"
+    calls = memory.gate.calls
+    come_back(memory)
+    reasons = [uploaded.reason for uploaded in upload(memory, spool) if uploaded.reason]
+    infos = memory.find()
+    open_runs = [info.name for info in infos if info.status == "running"]
+    for info in infos:
+        if info.status == "finished":
+            stored = memory.load(info.id)
+            for entry in stored.manifest.artifacts:
+                stored.read_bytes(entry.path)
+    WORK[name](OfflineTracker(memory, spool), model, run)
+    return calls, f"not uploaded: {reasons}; open: {open_runs}" if reasons or open_runs else ""
+
+
+def failing_work(error: type[errors.TrackingError], count: int, folder: Path) -> Iterator[str]:
+    """Problems of each piece of work at moments that are spread over its calls."""
+    for name in WORK:
+        calls, problem = problems_of(name, NEVER, error, folder / name)
+        for moment in sorted({calls * number // count for number in range(count)}):
+            try:
+                _, problem = problems_of(name, moment, error, folder / f"{name} {error.__name__} {moment}")
+            except Exception as exc:
+                problem = f"{type(exc).__name__}: {exc}"
+            if problem:
+                yield f"{name}, {error.__name__} at call {moment} of {calls}: {problem}"
+
+
 def full_disks(count: int, folder: Path) -> Iterator[int]:
     """Numbers of bytes left for a run after which a real store has another run than with enough room."""
     template, spool = folder / "template", folder / "spool"
@@ -106,9 +155,11 @@ if __name__ == "__main__":
         lost = []
         for kind in (errors.TrackingUnavailableError, errors.NoRoomError):
             lost += [f"{kind.__name__} at call {moment}" for moment in failures(kind, arguments.moments, Path(work))]
+            lost += failing_work(kind, arguments.moments, Path(work))
         lost += [
             f"full disk at {size} bytes"
             for size in (full_disks(arguments.disks, Path(work)) if arguments.disks else ())
         ]
-    print(f"{len(lost)} of {2 * arguments.moments + arguments.disks} runs are not whole", *lost, sep="\n")
+    cases = 2 * arguments.moments * (1 + len(WORK)) + arguments.disks
+    print(f"{len(lost)} of at most {cases} cases are not whole", *lost, sep="\n")
     sys.exit(bool(lost))

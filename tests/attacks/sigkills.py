@@ -321,7 +321,8 @@ def try_case(
 
 def run_all(numbers: range, lines: list[str], work: Path, signals: list[signal.Signals]) -> int:
     """Kill lines in turn; prints a table by line, and returns the number of failures."""
-    bases = {served: work / ("served" if served else "plain") for served in (False, True)}
+    with_server = [Random(number + 1).random() < SERVED for number in numbers]
+    bases = {served: work / ("served" if served else "plain") for served in (False, *{*with_server} - {False})}
     runs = {served: make_base(base, served=served) for served, base in bases.items()}
     initial_files = {path.name for path in (bases[False] / "work").iterdir()}
     # A flow starts Prefect's server and takes ten times as long as a command: commands have three turns for one.
@@ -337,7 +338,7 @@ def run_all(numbers: range, lines: list[str], work: Path, signals: list[signal.S
 
     for number in numbers:
         line = turns[number % len(turns)]
-        served = Random(number + 1).random() < SERVED
+        served = with_server[number - numbers.start]
         if line not in seconds:
             with copy_of(bases[False], work / "timed") as folder:
                 begin = time.monotonic()
@@ -346,6 +347,8 @@ def run_all(numbers: range, lines: list[str], work: Path, signals: list[signal.S
             print(f"{line}: {seconds[line]:.1f} s, exit code {code}", flush=True)
         wrong = try_case(number, named(line, served), bases[served], seconds[line], initial_files, served, signals)
         table[line]["kills"] += 1
+        if sum(row["kills"] for row in table.values()) % 10 == 0:
+            print(f"{number + 1 - numbers.start} cases", flush=True)
         for kind, failures in wrong.items():
             table[line][kind] += bool(failures)
             for failure in failures:
@@ -367,6 +370,7 @@ def main_of_sigkills() -> int:
     lines = [line for line in (*COMMANDS, *FLOWS) if any(text in line for text in arguments.only)]
     signals = [signal.Signals[name] for name in arguments.signals]
     with tempfile.TemporaryDirectory(prefix="sigkills-", ignore_cleanup_errors=True) as work:
+        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "120"  # of a loaded machine
         os.environ.update(HOME=work, PREFECT_HOME=f"{work}/prefect", TRTOPS_TRACKING_WAIT="0", OMP_NUM_THREADS="1")
         return min(1, run_all(range(arguments.first, arguments.first + arguments.kills), lines, Path(work), signals))
 

@@ -94,9 +94,9 @@ def log_large_build(folder: Path, goals: Goals) -> None:
     goals.at_most("log a build", seconds["log"], 1.3 * seconds["copy"] + 0.150, note=note)
 
 
-def list_runs(folder: Path, goals: Goals) -> None:
-    """``runs list`` as a process of its own, in a store of 10,000 runs."""
-    tracker = MlflowTracker(folder / "listed")
+def fill(folder: Path, size: int) -> MlflowTracker:
+    """A store with ``size`` copies of a run, and the run itself."""
+    tracker = MlflowTracker(folder)
     with tracked(tracker, "bench", "build", kind="build") as run:
         run.log_params({f"option_{i}": i for i in range(20)})
         run.log_metrics({("error", f"output_{i // 10}", f"stat_{i % 10}"): i * 0.5 for i in range(40)})
@@ -106,9 +106,15 @@ def list_runs(folder: Path, goals: Goals) -> None:
             query = f"SELECT * FROM {table} WHERE run_uuid = ?"
             database.row_factory = sqlite3.Row
             rows = [dict(row) for row in database.execute(query, (run.id,)).fetchall()]
-            copies = [tuple({**row, "run_uuid": f"{i:032x}"}.values()) for i in range(10_000) for row in rows]
+            copies = [tuple({**row, "run_uuid": f"{i:032x}"}.values()) for i in range(size) for row in rows]
             marks = ", ".join("?" * len(rows[0]))
             database.executemany(f"INSERT INTO {table} ({', '.join(rows[0])}) VALUES ({marks})", copies)
+    return tracker
+
+
+def list_runs(folder: Path, goals: Goals) -> None:
+    """``runs list`` as a process of its own, in a store of 10,000 runs."""
+    fill(folder / "listed", 10_000)
     command = [sys.executable, "-m", "trtops.cli", "runs", "list", "--store", str(folder / "listed")]
     seconds = in_turns({"list": lambda: run_quietly(command, folder)}, 5)["list"]
     goals.at_most("list 10,000 runs", seconds, 2.0)

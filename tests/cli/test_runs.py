@@ -103,6 +103,11 @@ def test_tags_are_text(run, tmp_path):
     assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs evaluate --tag {name} --atol 1")[0] == 2
 
 
+def test_a_mistyped_model_makes_no_store(run, tmp_path):
+    assert run(f"convert nosuch.onnx --convert-to ort --store {tmp_path / 'new'}")[0] == 3
+    assert not (tmp_path / "new").exists()
+
+
 def test_runs_are_named_by_their_ids(run, ids, caplog):
     first, second = ids["build"][-2:]
     campaign = ids["debug_build"][-1]
@@ -114,11 +119,15 @@ def test_runs_are_named_by_their_ids(run, ids, caplog):
     assert run(f"inspect run run:{first} --json")[0] == 0
     code, text = run(f"runs audit {first} {second} --no-rebuild --json")
     assert code == 0 and [row["id"] for row in json.loads(text)["runs"]] == [first, second]
-    code, text = run(f"runs compare {first} run:{second}")
+    code, brief = run(f"runs compare {first} run:{second}")
+    assert code == 0 and len(brief.splitlines()) <= 12 and "verdict" in brief.splitlines()[2]
+    code, text = run(f"runs compare {first} run:{second} -v")
     names = [line.split()[0] for line in text.splitlines() if line.strip()]
     assert code == 0 and text.split()[:2] == [first[:8], second[:8]]
     assert names[2] == "verdict" and "build/seconds" in names and not {"precision", "spec_sha256"} & {*names}
     assert run(f"runs compare {first} {first}")[1].strip() == "Nothing differs."
+    for filters in ("", "--best latency/p50_ms"):
+        assert run(f"runs list --experiment nosuch {filters}")[0] == 3
     assert run(f"compare run:{first} run:{second} run:{first} --html page.html")[0] == 0
     assert first[:8] in Path("page.html").read_text("utf-8")
     assert run(f"compare run:{first} run:{second} run:{first}")[0] == 2

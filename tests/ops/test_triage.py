@@ -78,6 +78,7 @@ def test_earlier_runs_answer_first(tmp_path: Path) -> None:
 
     answers = {step.question: step for step in result.steps}
     assert named(fault, result) and run_id in answers["structure"].evidence[0]
+    assert str(result.next_step).startswith(f"trtops calibrate {path} ")
     assert run_id in answers["build"].evidence[0] and not tracker.find(parent=answers["build"].run_id)
     assert "of rounding alone" in answers["precision"].evidence[0] and answers["precision"].builds == 0
     # Nothing was run, and the engine is known to be bad because of quantization.
@@ -98,7 +99,8 @@ def test_limits_below_rounding_are_named(tmp_path: Path) -> None:
     assert (result.verdict, result.kind, result.steps[-1].answer) == ("bad", "rounding", "the limits")
 
 
-def test_overflow_is_kept_with_its_smallest_case(tmp_path: Path) -> None:
+def test_overflow_is_kept_with_its_smallest_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     path, config = planted("overflow, dense").write(tmp_path / "model")
     tracker = MemoryTracker()
 
@@ -114,6 +116,9 @@ def test_overflow_is_kept_with_its_smallest_case(tmp_path: Path) -> None:
     assert len(onnx.load(tmp_path / "found" / "minimal.onnx").graph.node) < len(onnx.load(path).graph.node)
     assert "Which nodes must stay in FP32?" in stored.read_bytes(Artifact.REPORT).decode()
     assert "1. Is the data usable? **usable**" in result.page()
+    # The printed line keeps the nodes.
+    assert result.next_step is not None and result.next_step.verb == "convert" and "--keep" in str(result.next_step)
+    assert main(result.next_step.words()[1:]) == 0
 
 
 def test_data_with_nan_ends_the_questions(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ SOUND: dict[str, tuple[Facts, Facts, int]] = {
     "smaller batch": (facts(), {"max_batch": 4}, 4),
     "batch of 1": (facts(), {"max_batch": 1}, 1),
     "no batches": (facts(), {"max_batch": 0}, 0),
-    "delay": (facts(), {"queue_microseconds": 100, "instances": 2}, 16),
+    "instances": (facts(), {"instances": 2}, 16),
     "labels": (facts(), {"labels": tuple("0123456789")}, 16),
     "no self-check": (of_verdict("good"), {}, 0),
     "broken rows": (of_verdict("good", "equal rows"), {}, 0),
@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[Facts, Facts, str]] = {
     "empty": (facts(outputs=[tensor("scores", "float32", -1, 0)]), {}, "empty"),
     "TensorRT-RTX": (facts(environment={"backend": "tensorrt-rtx"}), {}, "no back end"),
     "another provider": (facts(**on_onnxruntime("TensorrtExecutionProvider")), {}, "TensorrtExecutionProvider"),
-    "labels of others": (facts(), {"labels": ("a", "b")}, "2 labels"),
+    "labels of others": (facts(), {"labels": ("a", "b")}, "2 labels are for"),
 }  # fmt: skip
 
 

@@ -28,6 +28,18 @@ def engine_backend(name: str) -> EngineBackend:
     return cast(EngineBackend, getattr(importlib.import_module(module), class_name)())
 
 
+def newest_opset(name: str) -> int | None:
+    """Return the newest operator set that a back end's installed release reads; None if it reads all, or is missing."""
+    if name != "tensorrt":
+        return None
+    from trtops.backend.trt.library.loading import line
+
+    try:
+        return line().newest_opset
+    except errors.BackendUnavailableError:  # reported when something is built
+        return None
+
+
 def backend_of_suffix(suffix: str) -> str | None:
     """Return the name of the back end with this suffix of its own engine files, or None."""
     return _BACKEND_OF_SUFFIX.get(suffix.lower())

@@ -14,7 +14,17 @@ from typing import Any
 
 from trtops import terminal
 from trtops.cli import registry
-from trtops.cli.flags import CHECKS, Options, Parser, UsageError, flags_of, make_parser, usual_options, without_effect
+from trtops.cli.flags import (
+    CHECKS,
+    Group,
+    Options,
+    Parser,
+    UsageError,
+    flags_of,
+    make_parser,
+    usual_options,
+    without_effect,
+)
 from trtops.cli.jobs import Command, Job, announcing
 from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError
@@ -81,7 +91,7 @@ def _polygraphy_options(command: str) -> list[str]:
 
 def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Options) -> int:
     try:
-        refuse_overwriting_files(command, args)  # before the log file is opened
+        refuse_overwriting_files(command, args, LOGGING)  # before the log file is opened
     except ConfigError as exc:
         parser.error(terminal.escaped(str(exc)))
     remove_left_folders()
@@ -119,11 +129,12 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Opt
         return code
 
 
-def refuse_overwriting_files(command: Command, args: Options) -> None:
-    """Raise ConfigError if an option names a file to be written that another option reads."""
+def refuse_overwriting_files(command: Command, args: Options, written: Group | None = None) -> None:
+    """Raise ConfigError if an option, or one of the group ``written``, names a file that another option reads."""
     flags = [flag for _, flag in flags_of((*command.groups, LOGGING)) if flag.file]
     values = {flag.dest: getattr(args, flag.dest, None) for flag in flags}
-    if not any(values[flag.dest] for flag in flags if flag.file != "reads"):
+    writing = [flag for flag in flags if flag.file != "reads" and (written is None or flag in written.flags)]
+    if not any(values[flag.dest] for flag in writing):
         return  # nothing is written, and the next import takes a while
     from trtops.ops.arguments import data_path, refuse_overwriting
 
@@ -136,6 +147,8 @@ def refuse_overwriting_files(command: Command, args: Options) -> None:
             value = [word for kind, word in value or () if kind == flag.value]
         if flag.file == "reads":
             reads.append((flag.names[0], value))
+        elif flag not in writing:
+            continue
         elif flag.file == "writes":
             writes.append((flag.names[0], value, [label_by_dest[dest] for dest in flag.continues.split()]))
         elif output is not None:

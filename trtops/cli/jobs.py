@@ -97,8 +97,10 @@ def op_job(
     started = args.started
 
     def run() -> int:
-        from trtops.ops.result import op_times, step_time, steps_run_by  # help needs no ops
+        from trtops.ops.result import model_file, op_times, step_time, steps_run_by  # help needs no ops
 
+        if str(path := getattr(args, "model_file", "")).endswith(".onnx"):
+            model_file(path)  # a mistyped name costs no store
         with contextlib.ExitStack() as stack:
             times = stack.enter_context(op_times(started))
             stack.enter_context(steps_run_by(_announced))

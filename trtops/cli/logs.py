@@ -150,6 +150,11 @@ def say_progress(text: str) -> None:
         terminal.show_status(text)
 
 
+def is_detailed() -> bool:
+    """True with -v."""
+    return _is_detailed
+
+
 def on_brief_terminal() -> bool:
     """True on a terminal without -v: lines for scripts that read Polygraphy's output are left out."""
     return sys.stdout.isatty() and sys.stderr.isatty() and not _is_detailed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import mmap
 import numbers
 import os
 import re
@@ -189,9 +190,13 @@ def _weight_files(model: Path) -> set[Path]:
     from trtops.backend.onnx.model import read_proto
 
     try:
-        if model.stat().st_size > _MAX_STRUCTURE:
+        if not model.is_file() or model.stat().st_size > _MAX_STRUCTURE:
             return set()
+        # The key of each path of weights. To search is much less than to parse weights inside the file.
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(b"location") < 0:
+                return set()
         proto, folder = read_proto(model), model.absolute().parent
         return {external.locate(t, folder).path for t in walk.tensors(proto) if external.is_external(t)}
-    except (errors.TrtopsError, OSError):
+    except (errors.TrtopsError, OSError, ValueError):  # an empty file cannot be mapped
         return set()

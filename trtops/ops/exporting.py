@@ -1,29 +1,33 @@
 """Export: write the engine of a run into a Triton model repository, with a client that repeats its verdict there."""
 
 import json
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trtops import errors
-from trtops.backend.engines import engine_backend
 from trtops.comparator import standalone
 from trtops.comparator.arrays import as_arrays
-from trtops.metadata import TensorSpec, is_dynamic
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.bundling.case import Case
 from trtops.ops.bundling.op import npz_of
-from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.data import golden_outputs, scripts_of
+from trtops.ops.registry import certificate
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.ops.stored_build import Logged, MaterialFolder, gather
 from trtops.record import Config, setting
 from trtops.serving import client
 from trtops.serving.triton import TritonModel
+from trtops.system import signing
 from trtops.system.allowed import ask_for
+from trtops.system.processes import temporary_prefix
 from trtops.tracking import schema
-from trtops.tracking.base import Tracker, run_id_of
+from trtops.tracking.base import StoredRun, Tracker, run_id_of
 from trtops.tracking.builds import read_materials
 from trtops.verdict import Verdict
 
@@ -36,7 +40,6 @@ class ExportConfig(Config):
         triton: The folder of the Triton model repository.
         name: Name of the model in the repository (default: the run's experiment).
         max_batch: The largest batch that Triton may make, 0 for none (default: what profiles and self-check allow).
-        queue_microseconds: How long a request may wait for others, to make a batch.
         instances: Instances of the model on each device.
         labels: Text file with the names of the only output's classes, one in a line.
         allow_unproven: Export an engine whose verdict is unproven.
@@ -47,7 +50,6 @@ class ExportConfig(Config):
     triton: str | None = setting(None, file="writes")
     name: str | None = None
     max_batch: int | None = setting(None, least=0)
-    queue_microseconds: int = setting(0, least=0)
     instances: int = setting(1, least=1)
     labels: str | None = setting(None, file="reads")
     allow_unproven: bool = False
@@ -95,7 +97,8 @@ def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) ->
     """Write the engine of a build into a Triton model repository, as the next version of a model.
 
     Triton batches requests only if the profiles take the batches, and the self-check showed that rows of a batch do not
-    depend on each other. ConfigError if Triton would not load the model, or the engine is not good.
+    depend on each other. With a signing key, the version holds the engine's certificate as well. ConfigError if Triton
+    would not load the model, or the engine is not good.
 
     >>> check = trtops.CheckConfig(data="feed.npz", self_check=True)
     >>> built = trtops.convert("model.onnx", trtops.ConvertConfig(check=check))
@@ -114,22 +117,33 @@ def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) ->
     logged = gather(stored, tracker, MaterialFolder(config.materials))
     if not logged.build.engine.plan:
         raise errors.ConfigError(f"The engine of run {stored.info.id} is damaged or was dropped: build it again.")
-    case = _case(logged, stored.info.verdict)
-    facts = _facts(logged, stored.info.verdict)
+    case = _case(logged)
+    facts = _facts(stored, logged, case)
     model = TritonModel(
         name=config.name or stored.info.experiment,
         facts=facts,
         feeds=case.feeds,
         golden=case.golden,
         max_batch=config.max_batch,
-        queue_microseconds=config.queue_microseconds,
         instances=config.instances,
         labels=tuple(Path(config.labels).read_text("utf-8").split("\n")[:-1]) if config.labels else (),
         allow_unproven=config.allow_unproven,
     )
+    files = {facts["engine"]["file"]: logged.build.engine.plan}
+    if signing.signs_here():
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("export")) as scratch:
+            folder = Path(scratch, "engine")
+            certificate.write_certificate(
+                stored.info.id,
+                folder,
+                tracker=tracker,
+                allow_unproven=config.allow_unproven,
+                allow_scripts=config.allow_scripts,
+            )
+            files = {path.name: path.read_bytes() for path in folder.iterdir()}
     version = model.write(
         Path(config.triton),
-        {facts["engine"]["file"]: logged.build.engine.plan},
+        files,
         {
             "client.py": Path(client.__file__).read_bytes(),
             "evaluate.py": Path(standalone.__file__).read_bytes(),
@@ -152,7 +166,7 @@ def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) ->
     )
 
 
-def _case(logged: Logged, verdict: Verdict) -> Case:
+def _case(logged: Logged) -> Case:
     """The evaluation of a logged build."""
     opened = logged.check.open_for(logged.model, profiles=logged.build.spec.config.profiles)
     feeds = list(map(as_arrays, opened))
@@ -168,35 +182,17 @@ def _case(logged: Logged, verdict: Verdict) -> Case:
     )
 
 
-def _facts(logged: Logged, verdict: Verdict) -> Mapping[str, Any]:
-    """The facts that an export needs, as :mod:`trtops.serving.certificate` names them."""
-    engine, config, recorded = logged.build.engine, logged.build.spec.config, logged.recorded
-    self_check = None if recorded is None else recorded.self_check
-    profiles = []
-    for profile in config.profiles:
-        ranges = {s.name: {"min": [*s.min], "opt": [*s.opt], "max": [*s.max]} for s in profile.shapes}
-        profiles.append(ranges)
-    suffix = ".plan" if config.backend == "tensorrt" else engine_backend(config.backend).engine_suffix
+def _facts(stored: StoredRun, logged: Logged, case: Case) -> dict[str, Any]:
+    """The facts that an export needs, as in a certificate."""
+    engine, info = logged.build.engine, logged.model.info
+    evaluation = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
+    suffix = ".onnx" if engine.options.get("format") == "ONNX" else certificate.SUFFIXES[engine.backend]
+    feed, golden = case.feeds[0], case.golden[0]
     return {
-        "engine": {
-            "file": f"engine{suffix}",
-            "backend": config.backend,
-            "options": engine.options,
-        },
+        "engine": {"file": f"engine{suffix}", "backend": engine.backend, "options": engine.options},
         "environment": engine.environment.to_dict(),
-        "profiles": profiles,
-        "inputs": list(map(_described, logged.model.info.inputs)),
-        "outputs": list(map(_described, logged.model.info.outputs)),
-        "verdict": {
-            "verdict": verdict,
-            "reasons": () if recorded is None else recorded.reasons,
-            "self_check": self_check and {"held": self_check.named("held"), "broken": self_check.named("broken")},
-        },
+        "profiles": list(map(certificate.profile_facts, logged.build.spec.config.profiles)),
+        "inputs": [certificate.tensor_facts(tensor, np.asarray(feed[tensor.name])) for tensor in info.inputs],
+        "outputs": [certificate.tensor_facts(tensor, np.asarray(golden[tensor.name])) for tensor in info.outputs],
+        "verdict": certificate.verdict_facts(stored, evaluation),
     }
-
-
-def _described(tensor: TensorSpec) -> dict[str, Any]:
-    if tensor.shape is None or tensor.dtype is None:
-        raise errors.ConfigError(f"The rank or the type of {tensor.name!r} is not known; Triton needs both.")
-    shape = [-1 if is_dynamic(size) else size for size in tensor.shape]
-    return {"name": tensor.name, "dtype": tensor.dtype.value, "shape": shape}

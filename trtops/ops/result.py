@@ -19,6 +19,7 @@ from trtops.next_step import NextStep
 from trtops.record import JSONValue, Record, to_jsonable
 from trtops.system.activity import mark_op, needs_child
 from trtops.system.masking import masked
+from trtops.system.processes import is_temporary
 from trtops.tables import listed, markdown_table, table
 from trtops.terminal import one_line
 from trtops.verdict import MARKS
@@ -238,12 +239,13 @@ class OpResult(Record):
         """The report of the run."""
         from trtops.reports.document import Document
 
+        step = str(self.next_step or "")
         return Document(
             title=self.title,
             verdict=self.verdict,
             headline=self.headline,
             reasons=tuple(map(one_line, (*getattr(self, "reasons", ()), *filter(None, (self.needed,))))),
-            next=str(self.next_step or ""),
+            next="" if is_temporary(step) else step,
             sections=tuple(self.sections()),
         )
 
@@ -351,7 +353,10 @@ def op_run(
         from trtops.tracking import schema
         from trtops.tracking.base import tracked
 
-        path_tags = {} if model is None else {schema.Tag.MODEL_PATH: str(Path(model).absolute())}
+        path_tags = {}
+        if model is not None:
+            path = Path(model).absolute()
+            path_tags = {schema.Tag.MODEL_PATH: path.name if is_temporary(str(path)) else str(path)}
         tags = {**(tags or {}), **path_tags}
         with step_time("start run"):
             run_context = tracked(tracker, experiment, name[:LONGEST_NAME], kind=kind, tags=tags, parent=parent)

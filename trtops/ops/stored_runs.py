@@ -73,12 +73,18 @@ def runs(
         required_tags[schema.Tag.VERDICT] = verdict
     parent = None if parent is None else run_id_of(parent, tracker)
     matches = tracker.find(experiment, tags=required_tags, parent=parent, status=status, limit=limit)
-    if experiment is not None and limit != 0 and not matches and not tracker.find(experiment, limit=1):
+    if limit != 0 and not matches:
+        _refuse_unknown(experiment, tracker)
+    return Runs(matches)
+
+
+def _refuse_unknown(experiment: str | None, tracker: Tracker) -> None:
+    """Raise RunNotFoundError if an experiment has no run at all."""
+    if experiment is not None and not tracker.find(experiment, limit=1):
         names = [info.experiment for info in tracker.find(limit=200)]
         raise errors.RunNotFoundError(
             f"There are no runs in experiment {experiment!r}. {errors.near(experiment, names)}"
         )
-    return Runs(matches)
 
 
 @checked_arguments
@@ -97,6 +103,8 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
         searched = None if engines.best else limit
         matches = tracker.engines(engines, verdict=verdict, experiment=experiment, limit=searched)
+        if not matches:
+            _refuse_unknown(experiment, tracker)
         if engines.best:
             matches = _best_of_each_model([match for match in matches if match[0].kind != "iteration"])[:limit]
     rows = []
@@ -201,28 +209,31 @@ def _metric_text(name: tuple[str, ...], value: float) -> str:
 
 
 _INCOMPARABLE = ("sha256", "skipped", "listed")  # ends of names of params that say nothing next to others
+_FIRST_LINES = ("computes_in", "error/of_limit", "latency/p50_ms", "latency/p99_ms", "build/engine_bytes")
 
 
 @checked_arguments
 def side_by_side(run_ids: Sequence[str], tracker: Tracker) -> list[Line]:
     """The verdicts, then differing params and metrics, of several runs; nothing if they differ in nothing.
 
-    Digests, and settings that a builder had no time for, are left out: other lines say what differs.
+    What people choose by comes first. Digests, and settings that a builder had no time for, are left out: other lines
+    say what differs.
     """
     infos = [tracker.info(run_id_of(run_id, tracker)) for run_id in run_ids]
     params, metrics = [], []
     for info in infos:
-        params.append(
-            {name: text for name, text in info.params.items() if not name.endswith(("sha256", "skipped", "listed"))}
-        )
+        params.append({name: text for name, text in info.params.items() if not name.endswith(_INCOMPARABLE)})
         metrics.append({"/".join(name): _metric_text(name, value) for name, value in info.metrics.items()})
-    lines = [Line(name="verdict", kind="tag", values=tuple(info.verdict or info.status for info in infos))]
+    verdicts = Line(name="verdict", kind="tag", values=tuple(info.verdict or info.status for info in infos))
+    lines = []
     for kind, tables in (("param", params), ("metric", metrics)):
         for name in sorted(set(chain.from_iterable(tables))):
             values = tuple(columns.get(name, "") for columns in tables)
             if len(set(values)) > 1:
                 lines.append(Line(name=name, kind=kind, values=values))
-    return lines if len(lines) > 1 or len(set(lines[0].values)) > 1 else []
+    ranks = {name: rank for rank, name in enumerate(_FIRST_LINES)}
+    lines.sort(key=lambda line: ranks.get(line.name, len(ranks)))
+    return [verdicts, *lines] if lines or len(set(verdicts.values)) > 1 else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,7 @@ Facts = Mapping[str, Any]
 Entry = Mapping[str, Any]  # of an input or output in the facts
 
 _TYPES = {"bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16", "str": "STRING"}
-_TYPES |= {f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)} | {
-    f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)
-}
+_TYPES |= {name: name.upper() for bits in (8, 16, 32, 64) for name in (f"int{bits}", f"uint{bits}")}
 _TENSORRT_TYPES = frozenset(("FP32", "FP16", "BF16", "INT8", "UINT8", "INT32", "INT64", "BOOL"))
 _KINDS = {"CPUExecutionProvider": "KIND_CPU", "CUDAExecutionProvider": "KIND_GPU"}
 _ROW_RELATIONS = ("batch size", "permuted rows", "equal rows")  # of the self-check
@@ -39,10 +37,9 @@ class TritonModel:
     Attributes:
         name: Of the model and its folder.
         facts: The facts of its engine.
-        feeds: The inputs of the evaluation, of which the first is the warm-up request.
+        feeds: The inputs of the evaluation; the first ones are the warm-up request.
         golden: The golden outputs for them.
         max_batch: The largest batch that Triton may make, 0 for none (default: what profiles and self-check allow).
-        queue_microseconds: How long a request may wait for others to make a batch.
         instances: Instances on each device.
         labels: Names of the classes of the only output, one for each.
         allow_unproven: Whether the engine may have the verdict ``unproven``.
@@ -53,7 +50,6 @@ class TritonModel:
     feeds: Sequence[Mapping[str, np.ndarray]] = field(repr=False)
     golden: Sequence[Mapping[str, np.ndarray]] = field(repr=False)
     max_batch: int | None = None
-    queue_microseconds: int = 0
     instances: int = 1
     labels: tuple[str, ...] = ()
     allow_unproven: bool = False
@@ -66,10 +62,8 @@ class TritonModel:
             hint = " (--allow-unproven exports it)" if verdict == "unproven" else ""
             raise errors.ConfigError(f"The engine's verdict is {verdict}: {reasons}. Export a good one{hint}.")
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", self.name):
-            raise errors.ConfigError(
-                f"{self.name!r} cannot be the name of a model: it becomes a folder and a part of URLs. Use letters, "
-                "digits, '_', '-', '+' and '.', and no '.' first (--name)."
-            )
+            rule = "letters, digits, '_', '-', '+' and '.', and no '.' first: it becomes a folder and a part of URLs"
+            raise errors.ConfigError(f"{self.name!r} cannot be the name of a model. Use {rule} (--name).")
         self.settings()
         for entry in (*self.facts["inputs"], *outputs):
             self.type_of(entry)
@@ -84,15 +78,13 @@ class TritonModel:
         if self.labels and (len(outputs) != 1 or outputs[0]["shape"][-1:] != [len(self.labels)]):
             shapes = {entry["name"]: entry["shape"] for entry in outputs}
             raise errors.ConfigError(
-                f"There are {len(self.labels)} labels, for outputs of the shapes {shapes}; expected one output whose "
-                "last dimension is their number."
+                f"{len(self.labels)} labels are for one output of that many classes, not {shapes}."
             )
-        if self.max_batch and self.why_no_batches:
-            raise errors.ConfigError(f"Triton cannot batch this model: {self.why_no_batches}. Leave out --max-batch.")
+        if self.max_batch and self.no_batches:
+            raise errors.ConfigError(f"Triton cannot batch this model: {self.no_batches}. Leave out --max-batch.")
         if self.max_batch and self.facts["profiles"] and self.max_batch > self.largest_batch:
-            raise errors.ConfigError(
-                f"--max-batch is {self.max_batch}; the engine's profiles take batches of up to {self.largest_batch}."
-            )
+            limit = self.largest_batch
+            raise errors.ConfigError(f"--max-batch is {self.max_batch}; the profiles take batches of up to {limit}.")
 
     @property
     def on_tensorrt(self) -> bool:
@@ -110,11 +102,13 @@ class TritonModel:
         """True if the profiles of an input have values and not shapes."""
         shape = entry["shape"]
         ranges = [profile[entry["name"]] for profile in self.facts["profiles"] if entry["name"] in profile]
-        return self.on_tensorrt and any(-1 not in shape and limits["max"] != shape for limits in ranges)
+        return self.on_tensorrt and any(-1 not in shape and [*limits["max"]] != shape for limits in ranges)
 
     @property
-    def why_no_batches(self) -> str:
-        """Why Triton cannot batch requests; empty if it can."""
+    def no_batches(self) -> str:
+        """Why Triton does not batch requests; empty if it does."""
+        if self.max_batch == 0:
+            return "as requested"
         self_check = self.facts["verdict"]["self_check"] or {"held": (), "broken": ()}
         for entry in (*self.facts["inputs"], *self.facts["outputs"]):
             if entry["shape"][:1] != [-1] or self.is_shape_tensor(entry):
@@ -129,6 +123,8 @@ class TritonModel:
             return "no self-check shows that rows of a batch do not depend on each other (convert with --self-check)"
         if self.facts["profiles"] and not self.largest_batch:
             return f"the profiles exclude batches of 1, which Triton sends: {self.facts['profiles']}"
+        if self.max_batch is None and not self.facts["profiles"]:
+            return "no profile limits the batches; --max-batch sets the largest"
         return ""
 
     @property
@@ -153,15 +149,6 @@ class TritonModel:
     def batch(self) -> int:
         """``max_batch_size``: 0 if Triton does not batch."""
         return 0 if self.no_batches else self.largest_batch if self.max_batch is None else self.max_batch
-
-    @property
-    def no_batches(self) -> str:
-        """Why Triton does not batch requests; empty if it does."""
-        if self.max_batch == 0:
-            return "as requested"
-        if self.max_batch is None and not self.facts["profiles"] and not self.why_no_batches:
-            return "no profile limits the batches; --max-batch sets the largest"
-        return self.why_no_batches
 
     def settings(self) -> list[str]:
         """Return where instances run, and the settings of the back end, as lines of the configuration."""
@@ -208,7 +195,6 @@ class TritonModel:
             preferred = ", ".join(str(size) for size in sorted(best) if 1 < size <= self.batch)
             lines.append("dynamic_batching {")
             lines += [f"  preferred_batch_size: [ {preferred} ]"] if preferred else []
-            lines += [f"  max_queue_delay_microseconds: {self.queue_microseconds}"] if self.queue_microseconds else []
             lines.append("}")
         lines += self.settings()
         for size in sorted({1, self.batch}) if self.batch else (1,):
@@ -235,13 +221,7 @@ class TritonModel:
             yield "  is_shape_tensor: true"
 
     def write(self, repository: Path, engine: Mapping[str, bytes], client: Mapping[str, bytes]) -> int:
-        """Add the next version to a repository, and return its number. Versions that exist stay as they are.
-
-        Args:
-            repository: The folder that Triton serves.
-            engine: Files of the version, by name.
-            client: Files of the client, which is for the newest version.
-        """
+        """Add the next version with the files of its engine and a client, and return its number."""
         folder = repository / self.name
         versions = [int(match[0]) for path in folder.glob("*/") if (match := re.match(r"\d+", path.name))]
         version = max(versions, default=0) + 1
@@ -249,8 +229,8 @@ class TritonModel:
         tensors = config[config.index("input {") : config.index("instance_group {")].split("dynamic_batching")[0]
         if existing.exists() and tensors not in existing.read_text("utf-8"):
             raise errors.ConfigError(
-                f"{folder} holds a model with other inputs, outputs or batches than this engine. Triton has one "
-                "configuration for all versions of a model: use another --name, or the same --max-batch."
+                f"{folder} holds a model with other inputs, outputs or batches, and all versions of a model have one "
+                "configuration: use another --name, or the same --max-batch."
             )
         files = {f"client/{name}": content for name, content in client.items()}
         for index, entry in enumerate(self.facts["inputs"]):
@@ -274,8 +254,5 @@ class TritonModel:
 
 def quoted(text: str) -> str:
     """Return a string of protobuf's text format."""
-    return (
-        '"'
-        + "".join(c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\{b:03o}" for b in c.encode()) for c in text)
-        + '"'
-    )
+    escaped = [c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\{b:03o}" for b in c.encode()) for c in text]
+    return f'"{"".join(escaped)}"'

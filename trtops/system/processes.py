@@ -70,6 +70,11 @@ def temporary_prefix(purpose: str) -> str:
     return f"trtops.{purpose}.{mark()}."
 
 
+def is_temporary(text: str) -> bool:
+    """True if a text names a temporary file or folder of this process, which ends with it."""
+    return f".{mark()}." in text
+
+
 def end_with_parent(parent: int) -> None:
     """Let the kernel kill this forked process when its parent ends; needs Linux."""
     import ctypes

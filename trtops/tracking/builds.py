@@ -67,7 +67,7 @@ def log_build(run: Run, build: Build, model: ModelInfo, engine_suffix: str, key:
     """
     engine = build.engine
     run.set_tags({Tag.ENGINE_SHA256: engine.sha256} | ({} if key is None else {Tag.BUILD_KEY: key}))
-    run.log_params({"skipped": build.skipped})
+    run.log_params({"skipped": build.skipped} | ({"gain": build.gain} if build.gain else {}))
     if build.quantization is not None:
         run.log_json(build.quantization, Artifact.QUANTIZATION)
         run.log_params({f"excluded_by_{rule}": len(names) for rule, names in build.quantization.excluded})
@@ -146,6 +146,7 @@ def load_build(run: StoredRun, *, engine: bool = True) -> Build:
         layers=tuple(map(Layer.from_dict, layers)),
         timing_cache=run.get(Artifact.TIMING_CACHE),
         timing_cache_use=TimingCacheUse.from_json(run.read_bytes(Artifact.TIMING_CACHE_USE)),
+        gain=run.info.params.get("gain", ""),
         calibration_cache=run.get(Artifact.CALIBRATION_CACHE),
         denied=tuple(map(str, json.loads(run.get(Artifact.LEFT_OUT) or b"[]"))),
         quantization=load_quantization(run),

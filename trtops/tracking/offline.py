@@ -131,7 +131,8 @@ class OfflineTracker:
         if parent is not None:
             # A campaign reads its iterations back. Other searches are about runs that everybody can read.
             required_tags = (tags or {}).items()
-            for run in reversed([*self._spooled.values(), *self._spooling()]):
+            spooling = [run.record for run in self._open.values() if run.is_spooling]
+            for run in reversed([*self._spooled.values(), *spooling]):
                 if (
                     run.parent == parent
                     and experiment in (None, run.experiment)
@@ -145,13 +146,10 @@ class OfflineTracker:
         stored = self.inner.find(experiment, tags=tags, parent=parent, status=status, limit=limit, id_prefix=id_prefix)
         return [*below, *stored][:limit]
 
-    def _spooling(self) -> list[SpooledRun]:
-        return [run.record for run in self._open.values() if run.is_spooling]
-
     def _record_of(self, run_id: str) -> SpooledRun | None:
         """The run of this process with an id, if it is in the spool, ended or not."""
-        spooling = {record.id: record for record in self._spooling()}
-        return self._spooled.get(run_id) or spooling.get(run_id)
+        run = self._open.get(run_id)
+        return run.record if run is not None and run.is_spooling else self._spooled.get(run_id)
 
     def load(self, run_id: str) -> StoredRun:
         record = self._spooled.get(run_id)

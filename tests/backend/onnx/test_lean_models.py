@@ -15,6 +15,8 @@ from trtops.backend.onnx.emulation import emulate_low_precision
 from trtops.backend.onnx.model import Model, is_lean, model_digest, raw_bytes
 from trtops.backend.onnx.precision import lower_precision
 from trtops.backend.onnx.save import save_model, serialize
+from trtops.backend.onnxrt.calibration import fold
+from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.cli.main import main
 from trtops.ops.model import surgeon
@@ -127,3 +129,9 @@ def test_conversion_to_fp16_reads_one_weight_at_a_time(
     assert main(["convert", str(path), "--fp-to-fp16", "-o", str(converted)]) == 0
 
     assert model_digest(onnx.load(converted)) == model_digest(lower_precision(case.proto, "fp16").model)
+
+
+def test_large_model_is_quantized_without_folding(large_models: None, tmp_path: Path) -> None:
+    model = Model.load(written(models.transformer(), tmp_path / "model"))
+
+    assert model_digest(fold(model.proto(lean=True), SessionLog())) == model.info.sha256

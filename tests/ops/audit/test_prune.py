@@ -48,8 +48,9 @@ def test_only_unneeded_engines_are_deleted(tmp_path: Path) -> None:
 
 
 def test_pruned_run_passes_audit_and_rebuilds(logged: Logged, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["runs", "prune", "--store", str(logged.root), "--older-than", "0", "--apply", "-v"]
-    assert main(line) == 0 and logged.runs["int8"] in capsys.readouterr().out
+    line = ["runs", "prune", "--store", str(logged.root), "--older-than", "0"]
+    assert main(line) == 0 and "more (-v)" in (listed := capsys.readouterr().out) and len(listed.splitlines()) <= 12
+    assert main([*line, "--apply", "-v"]) == 0 and logged.runs["int8"][:8] in capsys.readouterr().out
     assert (logged.folder("fp32") / ENGINE).exists() and not (logged.folder("int8") / ENGINE).exists()
     config = AuditConfig(runs=(logged.runs["int8"],), keys=(str(logged.key),))
 

@@ -13,6 +13,7 @@ from tests.stores import copy_store
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.backend.onnxrt.search import Search
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.backend.trt.building.precision import layers_to_keep
 from trtops.calibration.cache import CalibrationCache, TensorRange
@@ -198,12 +199,14 @@ def test_sources_in_memory_are_distinguished(conv_net: Path) -> None:
     assert same.calibration().digest() == same.feeds().digest() != other.calibration().digest()
 
 
-def test_8_bits_need_real_data(tracker: MemoryTracker, conv_net: Path) -> None:
+def test_8_bits_need_real_data(tracker: MemoryTracker, conv_net: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Search, "gain_over_fp32", lambda *_: "does not pay: 1.30 times the time of FP32")
     result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK), tracker=tracker)
-    assert result.next_step is None and "random data" in result.needed
+    assert result.next_step is None and "random data" in result.needed and "does not pay" in result.figures
     strict = replace(QUICK, tolerances=Tolerances(atol=1e-12, rtol=0))
     result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=strict), tracker=tracker)
     assert result.verdict == "bad" and result.next_step is None and "real data to calibrate with" in result.needed
+    assert result.reused_from and "does not pay" in result.figures
 
 
 def test_shapes_of_data_decide_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:

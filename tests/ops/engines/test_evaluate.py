@@ -140,6 +140,9 @@ def test_engine_of_fewer_shapes_is_evaluated_at_its_own(folder: Path, tmp_path: 
 
 def test_what_is_no_engine_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "net.txt").touch()
+    external = models.write_external(models.conv_net(), tmp_path / "external")
+    with pytest.raises(errors.EngineLoadError, match="weights are in other files"):
+        trtops.evaluate(external, folder / "net.onnx", tracker=MemoryTracker())
     for engine, reason in ((tmp_path / "none.ort", "does not exist"), (tmp_path / "net.txt", "is no engine")):
         with pytest.raises(errors.ConfigError, match=reason):
             trtops.evaluate(engine, folder / "net.onnx", tracker=MemoryTracker())

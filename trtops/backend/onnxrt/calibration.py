@@ -14,8 +14,8 @@ import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx import edit, walk
-from trtops.backend.onnx.model import Model
+from trtops.backend.onnx import copying, edit, walk
+from trtops.backend.onnx.model import Model, is_lean
 from trtops.backend.onnx.precision import without_functions
 from trtops.backend.onnx.quantize import insert_qdq, kept_names
 from trtops.backend.onnx.save import serialize
@@ -328,8 +328,11 @@ def _checked_arrays(number: int, feed: Feed, inputs: TensorMetadata) -> dict[str
 def fold(proto: onnx.ModelProto, log: SessionLog) -> onnx.ModelProto:
     """Return the model with constants folded and batch normalizations merged, in ONNX's own ops.
 
-    The model must be below 2 GiB, and is not changed.
+    The model is not changed. One above 2 GiB, whose weights are in files, is returned as it is.
     """
+    if is_lean(proto):
+        log.add("[trtops] the model has more than 2 GiB and is quantized without being folded")
+        return copying.copy_of(proto)
     # Quantizing first would insert Q/DQ nodes between a convolution and its batch normalization, which would not merge.
     options = session_options(log_id=log.log_id)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,7 +260,9 @@ def _tensors(module: Any) -> Iterator[Any]:
 
 
 def _copied(module: Any) -> Any:
-    return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    with warnings.catch_warnings():  # of torch's own classes, for each copy of a program
+        warnings.simplefilter("ignore")
+        return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
 
 
 def _sources(kinds: Mapping[type, None]) -> Iterator[bytes]:

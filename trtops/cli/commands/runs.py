@@ -11,7 +11,7 @@ from trtops.cli import configs, groups
 from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, direct_command, no_verdict, op_job, tracker
-from trtops.cli.logs import say, say_json, say_result, say_table
+from trtops.cli.logs import is_detailed, say, say_json, say_result, say_table
 from trtops.terminal import one_line
 from trtops.tracking.records import RUN_PREFIX, EngineQuery
 from trtops.tracking.schema import KINDS, Tag
@@ -40,6 +40,7 @@ _FILTERS = Group(
 )
 _READ = (groups.STORE, groups.JSON)
 _WIDTH_OF_VALUES = 56  # characters for the values of runs side by side; longer ones are below the table
+_BRIEF_ROWS = 8  # of a comparison without -v, so that it is one screen
 _RECENT = 300 * 86400.0  # seconds within which lists name no year
 
 
@@ -139,7 +140,7 @@ def board(args: Options) -> Job:
 
 @command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",))
 def compare(args: Options) -> Job:
-    """Show params and numbers of runs side by side, where they differ."""
+    """Show verdicts, and params and numbers of runs that differ, side by side; all of them with -v."""
     ids = [run.removeprefix(RUN_PREFIX)[:8] for run in args.runs]
 
     def show(lines: Any, store: str | None) -> None:
@@ -149,7 +150,13 @@ def compare(args: Options) -> Job:
         longest = max(_WIDTH_OF_VALUES // len(ids) - 2, 8)
         sentences = [line for line in lines if max(map(len, line.values)) > longest]
         rows = [(line.name, *(value or "-" for value in line.values)) for line in lines if line not in sentences]
-        say_table(("", *ids), rows)
+        most = len(rows) if is_detailed() else _BRIEF_ROWS
+        say_table(("", *ids), rows[:most])
+        if not is_detailed():
+            hidden = [name for name, *_ in rows[most:]] + [line.name for line in sentences]
+            if hidden:
+                say(textwrap.shorten(f"Also differ: {', '.join(hidden)}", 74, placeholder=" ...") + " (-v)")
+            return
         for line in sentences:
             say(f"\n{line.name}")
             for run_id, value in zip(ids, line.values):

@@ -8,6 +8,7 @@ from trtops import errors
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.auditing.integrity import BUILDS
 from trtops.ops.result import OpResult
+from trtops.reports.document import Table
 from trtops.tables import markdown_table, size
 from trtops.tracking import builds, schema
 from trtops.tracking.base import ArtifactEntry, Tracker
@@ -28,9 +29,15 @@ class PruneResult(OpResult):
         total = size(sum(entry.size for entry in self.engines.values()))
         return f"{len(self.engines)} engines ({total}) {'deleted' if self.applied else 'would be deleted'}"
 
+    def overview(self) -> Table:
+        """Return a row for each engine."""
+        rows = tuple((run[:8], entry.path, size(entry.size)) for run, entry in self.engines.items())
+        return Table(columns=("run", "engine", "size"), rows=rows)
+
     def body(self) -> Iterable[str]:
         """A table of the engines."""
-        yield markdown_table(("run", "engine", "size"), [(r, e.path, size(e.size)) for r, e in self.engines.items()])
+        engines = self.overview()
+        yield markdown_table(engines.columns, engines.rows)
         yield "" if self.applied else "This was a dry run: nothing was deleted."
 
 

@@ -34,7 +34,7 @@ from trtops.ops.result import (
     step_time,
     tracker_or_default,
 )
-from trtops.record import setting
+from trtops.record import setting, sha256
 from trtops.spec import SHORT_NAMES, BuildSpec, Environment, OnnxRuntimeOptions, short_device
 from trtops.system.activity import needs_child
 from trtops.system.worker import warm_worker
@@ -245,7 +245,10 @@ def _log_request(
 ) -> None:
     builds.log_spec(run, spec, environment)
     # Spec and check have params of their own names, so only the rest of the config is added.
-    run.log_params({name: value for name, value in config.to_dict().items() if name not in ("build", "check")})
+    params = {name: value for name, value in config.to_dict().items() if name not in ("build", "check")}
+    if request.caches.calibration is not None:  # its place may be temporary, and says nothing about its content
+        params["calibration_cache"] = sha256(request.caches.calibration)[:8]
+    run.log_params(params)
     check, feeds = config.check, data.feeds(config.build.profiles)
     log_materials(run, caches=request.caches, check=check, feeds=feeds, data=check.data, golden=check.golden)
 

@@ -65,7 +65,9 @@ def exported(source: Any, config: Any, profiles: Sequence[OptimizationProfile] =
 
 def _opset(backend_name: str) -> int | None:
     """The opset of the installed release of a back end; None for the exporter's own."""
-    return None
+    from trtops.backend.engines import newest_opset
+
+    return newest_opset(backend_name)
 
 
 def _example(

@@ -30,7 +30,7 @@ from trtops.tracking import builds
 from trtops.tracking.base import StoredRun, Tracker, Verdict, run_id_of
 from trtops.tracking.schema import Artifact, Tag
 
-_SUFFIXES = {"onnxruntime": ".ort", "tensorrt": ".plan"}
+SUFFIXES = {"onnxruntime": ".ort", "tensorrt": ".plan"}
 _LARGEST = 64 << 20  # bytes of stored inputs and outputs
 
 
@@ -145,7 +145,7 @@ def _facts(
         "experiment": stored.info.experiment,
         "model": {"name": model.name, "sha256": spec.model_sha256},
         "engine": {
-            "file": f"engine{'.onnx' if is_onnx else _SUFFIXES[plan.backend]}",
+            "file": f"engine{'.onnx' if is_onnx else SUFFIXES[plan.backend]}",
             "sha256": plan.sha256,
             "bytes": len(plan.plan),
             "backend": plan.backend,
@@ -155,16 +155,19 @@ def _facts(
         "spec_sha256": None if spec.unknown else spec.digest,
         "unknown": list(spec.unknown),
         "precision": spec.config.precision,
-        "profiles": list(map(_profile, spec.config.profiles)),
-        "inputs": [_tensor(tensor, arrays[f"input_{number}"]) for number, tensor in enumerate(inputs)],
-        "outputs": [_tensor(tensor, arrays[f"output_{number}"]) for number, tensor in enumerate(model.info.outputs)],
-        "verdict": _verdict(stored, evaluation),
+        "profiles": list(map(profile_facts, spec.config.profiles)),
+        "inputs": [tensor_facts(tensor, arrays[f"input_{number}"]) for number, tensor in enumerate(inputs)],
+        "outputs": [
+            tensor_facts(tensor, arrays[f"output_{number}"]) for number, tensor in enumerate(model.info.outputs)
+        ],
+        "verdict": verdict_facts(stored, evaluation),
         "fingerprint": limits,
     }
     return facts, arrays
 
 
-def _verdict(stored: StoredRun, evaluation: Evaluation) -> dict[str, Any]:
+def verdict_facts(stored: StoredRun, evaluation: Evaluation) -> dict[str, Any]:
+    """The facts of an engine's verdict."""
     evidence, report, checked = evaluation.evidence, evaluation.report, evaluation.self_check
     margin, decisive, relations = report.margin, report.decisive, None
     if checked is not None:
@@ -192,11 +195,13 @@ def _element_limits(tolerances: Tolerances, golden: np.ndarray) -> tuple[float, 
     return max(tolerances.atol, of_scale), tolerances.rtol
 
 
-def _profile(profile: OptimizationProfile) -> dict[str, Any]:
+def profile_facts(profile: OptimizationProfile) -> dict[str, Any]:
+    """The facts of a profile."""
     return {shape.name: {"min": shape.min, "opt": shape.opt, "max": shape.max} for shape in profile.shapes}
 
 
-def _tensor(tensor: TensorSpec, array: np.ndarray) -> dict[str, Any]:
+def tensor_facts(tensor: TensorSpec, array: np.ndarray) -> dict[str, Any]:
+    """The facts of an input or output, of which an array is known."""
     dtype = array.dtype.name if tensor.dtype is None else tensor.dtype.value
     shape = array.shape if tensor.shape is None else tensor.shape
     return {"name": tensor.name, "dtype": dtype, "shape": [-1 if is_dynamic(dim) else dim for dim in shape]}

@@ -225,6 +225,10 @@ def _build_and_verify(
         evaluation, agreement = backend.worker.run(
             _compare_in_child, build, source.engine, model, check, timeout=backend.timeout
         )
+    evidence, params = evaluation.evidence, stored.info.params
+    if evidence is not None and params.get("evidence.data") == evidence.data_sha256[: schema.DATA_DIGITS]:
+        # The same data under its name there, instead of the place that this store keeps it at.
+        evaluation = replace(evaluation, evidence=replace(evidence, source=params["evidence.source"]))
     log_evaluation(run, evaluation)
     log_kernels(run, build)
     for reference, comparison in (("golden outputs", evaluation), (f"engine of run {stored.info.id}", agreement)):

@@ -21,6 +21,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import is_quantized, quantizable_layers
+from trtops.backend.ratio import UNDISTURBED
 from trtops.comparator.tasks.scores import parse_loss
 from trtops.extras import installed
 from trtops.next_step import NextStep, arguments_of
@@ -504,12 +505,12 @@ class _Choice:
                 lanes.append(lane)
             budget = Budget(max(5.0, min(0.1 * 60 * self.config.minutes, 30.0)))
             budget.begin(0.0, 0.0)
-            timings: dict[Any, Any] = dict(successive_halving(lanes, feed, _ROUNDS, budget))
-        first = timings[candidates[0].label].median_seconds
-        for c in candidates:
-            ratios = timings[c.label].log_ratios
-            seconds = first * math.exp(float(np.median(ratios))) if ratios else first
-            self.candidates[c.label] = replace(c, p50_ms=1e3 * seconds)
+            successive_halving(lanes, feed, _ROUNDS, budget)
+        # Visits that other work disturbed say nothing of the engine, as in the gate.
+        undisturbed = [float(np.quantile(lane.samples, UNDISTURBED)) for lane in lanes]
+        median = float(np.median(lanes[0].samples))
+        for c, seconds in zip(candidates, undisturbed):
+            self.candidates[c.label] = replace(c, p50_ms=1e3 * median * seconds / undisturbed[0])
 
 
 def _loss_of(evaluation: Evaluation) -> float | None:

@@ -150,11 +150,11 @@ class ReduceResult(OpResult):
     def because(self) -> tuple[str, ...]:
         """The smallest failing part, and how it fails."""
         if self.whole == "error":
-            return (f"The whole model fails in another way than the one searched for: {self.detail.rstrip()}",)
+            return (f"The whole model fails in another way than the one searched for: {' '.join(self.detail.split())}",)
         if (culprit := self.culprit) is None:
             return ("The model does not fail",)
         nodes = f"{len(culprit.nodes)} of {self.nodes} nodes still fail: {listed(culprit.labels)}"
-        return (nodes, *filter(None, [culprit.detail.rstrip()]))
+        return (nodes, *filter(None, [" ".join(culprit.detail.split())]))  # what a command printed, in one line
 
     @property
     def figures(self) -> str:

@@ -12,7 +12,7 @@ from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.data import data_source
 from trtops.comparator.report import compare_outputs
 from trtops.metadata import TensorMetadata
-from trtops.next_step import NextStep, arguments_of
+from trtops.next_step import NextStep
 from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
@@ -53,8 +53,8 @@ def ask_build(subject: Subject) -> Step:
             if isinstance(exc, errors.WorkerError) and exc.timed_out:
                 raise
             verb = "inspect capability" if subject.config.build.backend == "tensorrt" else "check lint"
-            remedy = f"change what the builder refuses; see `{NextStep(verb, {'model': subject.path})}`"
-            return Step("it fails", first_lines([str(exc)]), kind="build", remedy=remedy, builds=1)
+            command, remedy = NextStep(verb, {"model": subject.path}), "change what the builder refuses"
+            return Step("it fails", first_lines([str(exc)]), kind="build", remedy=remedy, builds=1, command=command)
         builds = 0 if conversion.reused_from else 1
         subject.engine = subject.read_engine(conversion.run_id)
     evaluation = subject.engine.evaluation
@@ -121,11 +121,12 @@ def ask_tactic(subject: Subject) -> Step:
         return Step("none is confirmed", (counts, f"{campaign.headline}."), kind=kind, builds=builds)
     for culprit in (culprit for bisection in campaign.bisections for culprit in bisection.culprits):
         culprits |= dict.fromkeys(unit.name for unit in culprit.units)
-    remedy = "deny it, then build again"
+    remedy, command = "deny it, then build again", None
     if not isinstance(subject.tracker, MemoryTracker):
-        remedy = f"prove it, which denies it, then build again: `{NextStep('debug prove', {'run': campaign.run_id})}`"
-    evidence = counts, *campaign.confirmed
-    return Step("confirmed", evidence, kind="tactic", places=tuple(culprits), remedy=remedy, builds=builds)
+        remedy = "prove it, which denies it, then build again"
+        command = NextStep("debug prove", {"run": campaign.run_id})
+    evidence, places = (counts, *campaign.confirmed), tuple(culprits)
+    return Step("confirmed", evidence, kind="tactic", places=places, remedy=remedy, builds=builds, command=command)
 
 
 def ask_divergence(subject: Subject) -> Step:
@@ -166,11 +167,9 @@ def ask_keep(subject: Subject) -> Step:
     evidence = first_lines((*lowering.because, lowering.figures))
     if lowering.outcome != "mixed":
         return Step("keeping nodes does not help" if lowering.outcome == "bad" else "none", evidence)
-    options = arguments_of(subject.config.build) | arguments_of(subject.config.check)
-    search = {"model": subject.path, "precision": config.to, "output": "mixed.onnx"}
-    command = NextStep.after(options, "debug precision", search)
-    remedy = f"keep in FP32: {listed(lowering.keep, 8)} (`{command}`)"
-    return Step(counted(len(lowering.keep), "node"), evidence, remedy=remedy)
+    remedy = f"keep in FP32: {listed(lowering.keep, 8)}"
+    command = subject.command("convert", keep=lowering.keep)
+    return Step(counted(len(lowering.keep), "node"), evidence, remedy=remedy, command=command)
 
 
 def ask_ranges(subject: Subject) -> Step:
@@ -198,7 +197,8 @@ def ask_ranges(subject: Subject) -> Step:
     if conversion.verdict == "bad":
         return Step("other causes", evidence, builds=1)
     remedy = f"calibrate again on data like this; the range of {places[0]!r} has to reach {amax:.4g}"
-    return Step("one is too short", evidence, kind="range", places=places, remedy=remedy, builds=1)
+    command = subject.command("calibrate") if subject.config.check.data is not None else None
+    return Step("one is too short", evidence, kind="range", places=places, remedy=remedy, builds=1, command=command)
 
 
 def ask_layers(subject: Subject) -> Step:
@@ -212,8 +212,10 @@ def ask_layers(subject: Subject) -> Step:
     measured = sensitivity(subject.path, ranges, config, **subject.below())
     places = measured.keep or tuple(layer.layer for layer in measured.layers[:3])
     evidence = tuple(line for line in [*measured.body()][:3] if line)
-    remedy = f"keep in higher precision: {', '.join(measured.keep)}" if measured.keep else ""
-    return Step(f"{len(measured.keep)} layers", evidence, kind="quantization", places=places, remedy=remedy)
+    remedy = f"keep in higher precision: {listed(measured.keep, 8)}" if measured.keep else ""
+    command = subject.command("convert", keep=measured.keep) if measured.keep else None
+    answer = f"{len(measured.keep)} layers"
+    return Step(answer, evidence, kind="quantization", places=places, remedy=remedy, command=command)
 
 
 def ask_minimal(subject: Subject) -> Step:

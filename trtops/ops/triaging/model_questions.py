@@ -88,8 +88,8 @@ def ask_structure(subject: Subject) -> Step:
     if not wrong:
         return Step("sound", evidence)
     nodes = tuple(chain.from_iterable(entry.nodes for entry in wrong))
-    remedy = f"see `{NextStep('check lint', {'model': subject.path})}`"
-    return Step("broken", evidence, kind="invalid model", places=nodes, remedy=remedy)
+    command = NextStep("check lint", {"model": subject.path})
+    return Step("broken", evidence, kind="invalid model", places=nodes, command=command)
 
 
 def ask_shapes(subject: Subject) -> Step:

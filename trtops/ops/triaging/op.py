@@ -19,7 +19,7 @@ from trtops.ops.evaluation.data import check_source
 from trtops.ops.result import model_file, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
-from trtops.ops.triaging.result import Step, TriageConfig, TriageResult
+from trtops.ops.triaging.result import NOT_ANSWERED, Step, TriageConfig, TriageResult
 from trtops.ops.triaging.subject import Subject
 from trtops.system.worker import close_workers
 from trtops.tables import counted
@@ -28,7 +28,7 @@ from trtops.tracking.base import Run, Tracker
 from trtops.tracking.memory import MemoryTracker
 from trtops.verdict import PASSED
 
-_ANY, _OPEN = "*", "not answered"
+_ANY, _OPEN = "*", NOT_ANSWERED
 
 
 class Question(NamedTuple):

@@ -21,6 +21,8 @@ Kind: TypeAlias = Literal[
 """Kinds of faults. ``model`` is any fault of the model other than those listed before it, ``export`` one of the way
 from PyTorch to ONNX."""
 
+NOT_ANSWERED = "not answered"  # the answer to a question that there was no time for
+
 
 @dataclass(frozen=True, kw_only=True)
 class TriageConfig(
@@ -67,7 +69,7 @@ class Step(Record):
     asks: str = ""
     seconds: float = 0.0
     run_id: str = ""
-    command: NextStep | None = None  # answers a question that was left open
+    command: NextStep | None = None  # acts on the answer, or answers a question that was left open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ class TriageResult(OpResult):
     @property
     def open(self) -> tuple[Step, ...]:
         """The questions without an answer, for lack of time."""
-        return tuple(step for step in self.steps if step.command is not None)
+        return tuple(step for step in self.steps if step.answer == NOT_ANSWERED)
 
     @property
     def builds(self) -> int:
@@ -115,8 +117,10 @@ class TriageResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """The command for the first open question."""
-        return self.open[0].command if self.open else super().next_step
+        """The command that acts on the last answer with one, or else answers the first open question."""
+        acting = [step.command for step in self.steps if step.command is not None and step not in self.open]
+        steps = [*reversed(acting), *(step.command for step in self.open)]
+        return steps[0] if steps else super().next_step
 
     @property
     def because(self) -> tuple[str, ...]:

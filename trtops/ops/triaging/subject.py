@@ -20,12 +20,14 @@ from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.calibration.data import FeedDigest
 from trtops.comparator.report import Tolerances
 from trtops.comparator.results import IterationResult, RunResults
+from trtops.next_step import NextStep, arguments_of
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel
+from trtops.ops.result import model_source
 from trtops.ops.search.submodel import EngineRunner
 from trtops.ops.triaging.result import TriageConfig
 from trtops.record import sha256_file
@@ -34,6 +36,7 @@ from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import builds
 from trtops.tracking.base import Tracker
+from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
 
 # Options of a check that do not change its verdict.
@@ -183,6 +186,16 @@ class Subject:
         )
         opened = self.data if path is None else None
         return convert(path or self.path, replace(convert_config, **changes), opened=opened, **self.below())
+
+    def command(self, verb: str, **changes: Any) -> NextStep:
+        """Return the command that builds or calibrates the engine on this data, with changes of its options."""
+        options = arguments_of(self.config)
+        # Convert has the options of triage.
+        step = NextStep.after(
+            options, "triage" if verb == "convert" else verb, {"model": model_source(self.path), **changes}
+        )
+        experiment = None if isinstance(self.tracker, MemoryTracker) else self.experiment
+        return NextStep(verb, {**step.arguments, "experiment": experiment})
 
     def side(self) -> EngineRunner:
         """Builds as the engine was built, also of parts of the model."""

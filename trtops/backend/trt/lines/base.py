@@ -24,6 +24,8 @@ class ReleaseLine:
     lacks: ClassVar[frozenset[Feature]] = frozenset()
     # Whether the ONNX parser reads Constant nodes with plain numbers (``value_ints`` and similar) correctly.
     reads_bare_constants: ClassVar[bool] = True
+    # The newest operator set that its parser reads; None for any that an exporter writes by default.
+    newest_opset: ClassVar[int | None] = None
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt

@@ -11,6 +11,7 @@ class TensorRT8(ReleaseLine):
 
     # Seen on 8.6.0: the numbers silently arrive changed.
     reads_bare_constants = False
+    newest_opset = 17
 
     def network_flags(self, strongly_typed: bool) -> int:
         """Flags for ``Builder.create_network``: explicit batch has to be asked for."""
