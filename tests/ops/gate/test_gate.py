@@ -236,7 +236,7 @@ def test_gate_ends_within_its_budget(heads, accepted, tracker, monkeypatch) -> N
     for other in (approved, short):
         with pytest.raises(errors.ConfigError, match="needs no approval"):
             approve(other, late, accept=True, **approval)
-    for wrong in ({"minutes": 0}, {"metric": "cpu-time", "build": BuildConfig().on_backend("tensorrt")}):
+    for wrong in ({"minutes": 0}, {"clock": "cpu-time", "build": BuildConfig().on_backend("tensorrt")}):
         with pytest.raises(errors.ConfigError):
             trial(**wrong)
 
