@@ -40,7 +40,7 @@ _FILTERS = Group(
 )
 _READ = (groups.STORE, groups.JSON)
 _WIDTH_OF_VALUES = 56  # characters for the values of runs side by side; longer ones are below the table
-_MOST_ROWS = 8  # of a comparison without -v, so that it is one screen
+_BRIEF_ROWS = 8  # of a comparison without -v, so that it is one screen
 _RECENT = 300 * 86400.0  # seconds within which lists name no year
 
 
@@ -150,7 +150,7 @@ def compare(args: Options) -> Job:
         longest = max(_WIDTH_OF_VALUES // len(ids) - 2, 8)
         sentences = [line for line in lines if max(map(len, line.values)) > longest]
         rows = [(line.name, *(value or "-" for value in line.values)) for line in lines if line not in sentences]
-        most = len(rows) if is_detailed() else _MOST_ROWS
+        most = len(rows) if is_detailed() else _BRIEF_ROWS
         say_table(("", *ids), rows[:most])
         if not is_detailed():
             hidden = [name for name, *_ in rows[most:]] + [line.name for line in sentences]
