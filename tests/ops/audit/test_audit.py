@@ -25,6 +25,8 @@ from trtops.ops.registry.accepted import resolve
 from trtops.ops.registry.promote import promote
 from trtops.spec import BuildConfig
 from trtops.system import signing
+from trtops.tactics.denied import DeniedTactic
+from trtops.tracking.base import tracked
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.connection import Connection
@@ -49,6 +51,20 @@ def test_runs_are_selected_by_every_filter(pristine: Logged) -> None:
     assert drawn[3] == chosen(AuditConfig(experiment="conv_net", sample=2, seed=3))
     with pytest.raises(errors.ConfigError, match="No run matches"):
         chosen(AuditConfig(experiment="another"))
+
+
+def test_entry_of_deny_list_without_proof_is_named(logged: Logged) -> None:
+    """As somebody else with an account writes it, to make the builds of others slower or less exact."""
+    entry = DeniedTactic(backend_version="1", device_sha256="0" * 64, settings=(("NchwcTransformer", "on"),))
+    for evidence, message in (
+        ("0" * 32, "0" * 32),
+        (logged.runs["campaign"], f"tag {Tag.PROOF} of run {logged.runs['campaign']} says nothing"),
+    ):
+        with tracked(logged.tracker, "nets", "deny", kind="deny", tags={Tag.EVIDENCE: evidence}) as run:
+            run.log_json(entry, Artifact.DENIED)
+            run.finish(None)
+        [run_audit] = audit(AuditConfig(runs=(run.id,), rebuild=False), tracker=logged.tracker).runs
+        assert any(message in contradiction.text() for contradiction in run_audit.contradictions)
 
 
 def test_campaign_that_wrote_integers_for_floats_is_not_contradicted(tmp_path: Path, monkeypatch) -> None:

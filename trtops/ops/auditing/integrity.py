@@ -7,7 +7,7 @@ The manifest states the run's row in the database; a report is drawn again; an e
 import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -140,7 +140,8 @@ def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     for name, values in details.history.items():
         logged = stated.metrics.get(name, ())
         # Values of an earlier process are not stated, and those of a spooled run may be missing.
-        if not all(any(same_number(v, t) for t in logged) for v in (values[-1:] if stated.resumed else values)):
+        stored, expected = values[-1:] if stated.resumed else values, () if stated.spooled else logged
+        if not (_contains(logged, stored) and _contains(values, expected)):
             facts.add(f"history of metric {name}", {"the store": values, manifest_row: logged})
     if run.unlisted(Artifact.SIGNATURE) is None and stated.signed:
         facts.wrong(
@@ -148,6 +149,11 @@ def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         )
     elif not stated.signed and info.start_time > shared.log.first_signed:
         facts.unverified.append("who made the run: it is not signed, and earlier runs of the store are")
+
+
+def _contains(numbers: Sequence[float], others: Sequence[float]) -> bool:
+    """True if each of the other numbers is among the numbers."""
+    return all(any(same_number(other, number) for number in numbers) for other in others)
 
 
 def _check_page(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
@@ -185,5 +191,6 @@ _CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[StoredRun, SharedReads, Fac
     (Artifact.CHOOSE, ("choose",), choose.audit_facts),
     ("", ("iteration",), campaign.iteration_facts),
     ("", schema.KINDS, registry.audit_facts),
+    (Artifact.DENIED, ("deny",), registry.deny_facts),
 )
 """Every check, with the file and the kinds of runs that it needs."""

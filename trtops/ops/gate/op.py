@@ -103,10 +103,7 @@ def gate(
             seconds=time.perf_counter() - begin,
         )
         if measured is not None:
-            engine = measurement.holder
-            log_evaluation(run, measured.evaluation, engine=engine)
-            if measured.rounds is not None:
-                run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): measured.rounds.candidate_ms}, engine=engine)
+            log_evaluation(run, measured.evaluation, engine=measurement.holder)
         result = end_gate(op, result)
     return registered(result, config, tracker)
 

@@ -139,11 +139,13 @@ class GateResult(OpResult):
             yield Section(title="Outputs", table=Table(columns=_OUTPUT_COLUMNS, rows=cells))
 
     def metrics(self) -> dict[MetricName, float]:
-        """Ratios to the accepted engine, distances in widths."""
+        """Ratios to the accepted engine, distances in widths, and the candidate's latency."""
         family, measured, ratio = schema.Metric.GATE, self.measured, self.ratio
         values: dict[MetricName, float] = {}
         if measured is None:
             return values
+        if measured.rounds is not None:
+            values[schema.Metric.LATENCY, "p50_ms"] = measured.rounds.candidate_ms
         if ratio is not None:
             bounds = {"latency_ratio_low": ratio.low, "latency_ratio_high": ratio.high}
             values |= schema.family(family, latency_ratio=ratio.ratio, rounds=ratio.rounds, **bounds)

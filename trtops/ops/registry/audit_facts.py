@@ -1,9 +1,11 @@
-"""What the registry states about the runs of its versions."""
+"""What the registry states about the runs of its versions, and entries of the deny-list about their proofs."""
 
 from trtops.ops.facts import NOTHING, Facts, SharedReads
+from trtops.record import canonical_json
+from trtops.tactics.denied import DeniedTactic
 from trtops.tracking import builds
 from trtops.tracking.base import StoredRun
-from trtops.tracking.schema import Tag
+from trtops.tracking.schema import Artifact, Tag
 
 
 def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
@@ -31,3 +33,14 @@ def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         facts.add(f"{fact}: the engine concerned", {version_name: info.id, f"run {gate.id}": concerned})
         values = {version_name: "accept", f"tag {Tag.GATE} of run {gate.id}": gate.tags.get(Tag.GATE, NOTHING)}
         facts.add(f"{fact}: the gate's decision", values)
+
+
+def deny_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
+    """Compare an entry of the deny-list with the proof that it names: every user of the store may add an entry."""
+    proof, path = shared.tracker.load(run.info.tags.get(Tag.EVIDENCE, "")), Artifact.DENIED
+    proof_name = f"run {proof.info.id}"
+    outcome = proof.info.tags.get(Tag.PROOF, NOTHING)
+    facts.add("proof", {"an entry of the deny-list": "confirmed", f"tag {Tag.PROOF} of {proof_name}": outcome})
+    sources = {path: run, f"{path} of {proof_name}": proof}
+    denied = {source: DeniedTactic.from_json(stored.read_bytes(path)).deciding() for source, stored in sources.items()}
+    facts.add("denied tactic", {source: canonical_json(choices) for source, choices in denied.items()})

@@ -121,7 +121,9 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
         return errors.RunNotFoundError(f"{location}: {text}")
     if code == "INVALID_PARAMETER_VALUE":
         return errors.LogError(f"{location} refused it: {text}")
-    if code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
+    if code == "PERMISSION_DENIED":
+        return errors.StoreError(f"{location}: {text} Ask its administrator to grant your account EDIT on this.")
+    if code == "UNAUTHENTICATED":
         return errors.StoreError(
             f"{location} refused access: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "TRTOPS_CREDENTIALS to a file with both."
