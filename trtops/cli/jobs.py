@@ -94,13 +94,13 @@ def op_job(
     if not used:
         args.ignore("store")
     as_json, profiled = (bool(getattr(args, name, False)) for name in ("json", "profile"))
-    started = args.started
+    started, model_path = args.started, str(getattr(args, "model_file", ""))
 
     def run() -> int:
         from trtops.ops.result import model_file, op_times, step_time, steps_run_by  # help needs no ops
 
-        if str(path := getattr(args, "model_file", "")).endswith(".onnx"):
-            model_file(path)  # a mistyped name costs no store
+        if model_path.endswith(".onnx"):
+            model_file(model_path)  # a mistyped name costs no store
         with contextlib.ExitStack() as stack:
             times = stack.enter_context(op_times(started))
             stack.enter_context(steps_run_by(_announced))

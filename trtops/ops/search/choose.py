@@ -325,7 +325,7 @@ def _recorded(tracker: Tracker, run: str, model: Model) -> dict[str, Candidate]:
     if info.kind != "choose" or data is None:
         raise errors.ConfigError(f"Run {info.id} holds no candidates; expected a run of trtops choose.")
     if info.tags.get(schema.Tag.MODEL_SHA256) != model.info.sha256:
-        raise errors.ConfigError(f"Run {info.id} is of another model than {model.name}; start anew, without resume.")
+        raise errors.ConfigError(f"Run {info.id} is of another model than {model.name}; start again, without resume.")
     return {c.label: c for c in ChooseResult.from_json(data).candidates if c.run_id}
 
 
