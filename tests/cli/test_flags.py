@@ -57,7 +57,16 @@ LINES = {
 """Lines of commands, separated by ``;``, where an option changes one. Those that name no other model are added to the
 arguments and options that are required."""
 
-TOGGLES = ("--onnxrt", "--trt", "--int8", "--experiment e", "--shape-inference", "--version-compatible", _SCRIPT)
+TOGGLES = (
+    "--onnxrt",
+    "--trt",
+    "--int8",
+    "--experiment e",
+    "--shape-inference",
+    "--version-compatible",
+    "--labels l.npy",
+    _SCRIPT,
+)
 """Options that make others count; each that a command has is added to its first line."""
 
 WITHOUT_CHANGE = {
@@ -119,6 +128,9 @@ def words_of(flag: Flag) -> list[str]:
     named |= {"BundleConfig.output": "other.zip", "database": "postgresql://trtops@db"}
     if flag.dest in named:
         return [named[flag.dest]]
+    limits = {"loss": ["1%"], "latency": ["2ms"]}
+    if (field := flag.dest.rpartition(".")[2]) in limits:
+        return limits[field]
     if flag.choices:
         return [next(str(word) for word in reversed(flag.choices) if str(word) != flag.usual)]
     if (flag.shown or "").startswith("N|"):
