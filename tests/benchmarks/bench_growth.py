@@ -81,7 +81,7 @@ def listing(folder: Path, size: int) -> Callable[[], object]:
 
 
 def auditing(folder: Path, largest: int) -> Make:
-    """An audit of so many runs, without rebuilding."""
+    """An audit of N runs, without rebuilding."""
     tracker, path = MlflowTracker(folder / "audited"), folder / "audited.onnx"
     onnx.save(cnn(12), path)
     config = ConvertConfig(check=CheckConfig(latency_runs=0), rebuild=True)

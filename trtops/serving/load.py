@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-_KINDS = "https://in-toto.io/Statement/v1", "https://model_signing/signature/v1.0", "sha256"
+_STATEMENT = "https://in-toto.io/Statement/v1", "https://model_signing/signature/v1.0", "sha256"
 _Facts = Mapping[str, Any]
 _Arrays = Mapping[str, np.ndarray]
 _Point = tuple[int, int, int]
@@ -118,7 +118,7 @@ def _signed_digests(bundle: bytes, key: _Point) -> Mapping[str, str]:
     resources = statement["predicate"]["resources"]
     root = hashlib.sha256(b"".join(bytes.fromhex(resource["digest"]) for resource in resources)).hexdigest()
     kinds = statement["_type"], statement["predicateType"], *{resource["algorithm"] for resource in resources}
-    if kinds != _KINDS or [subject["digest"]["sha256"] for subject in statement["subject"]] != [root]:
+    if kinds != _STATEMENT or [subject["digest"]["sha256"] for subject in statement["subject"]] != [root]:
         raise ValueError("the signed statement is not about files")
     return {resource["name"]: resource["digest"] for resource in resources}
 

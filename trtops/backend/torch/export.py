@@ -192,7 +192,7 @@ def _recorded(module: Any, decisions: list[str], bounds: list[int]) -> Iterator[
 
 
 def _place(frame: Any, names: Mapping[int, str], *, nearest: bool = False) -> str:
-    """Return the line of a frame outside of torch, with the module's path; empty if there is none."""
+    """Return the line of a frame outside of torch, with the module's path; empty without one."""
     while frame is not None:
         file = frame.f_code.co_filename
         if "-packages" not in file and not file.startswith("<"):

@@ -202,7 +202,7 @@ def score_tasks(
 ) -> tuple[TaskScore, ...]:
     """Measure an engine's outputs and the model's by metrics, with labels from a file.
 
-    ConfigError if a metric needs labels and there are none; ComparisonError if they do not fit the outputs.
+    ConfigError if a metric needs labels and none were passed; ComparisonError if they do not fit the outputs.
     """
     loaded = None if labels is None else load_labels(labels)
     scores = list[TaskScore]()

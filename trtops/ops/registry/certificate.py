@@ -201,7 +201,7 @@ def profile_facts(profile: OptimizationProfile) -> dict[str, Any]:
 
 
 def tensor_facts(tensor: TensorSpec, array: np.ndarray) -> dict[str, Any]:
-    """The facts of an input or output, of which an array is known."""
+    """Return the facts of an input or output, and of its array."""
     dtype = array.dtype.name if tensor.dtype is None else tensor.dtype.value
     shape = array.shape if tensor.shape is None else tensor.shape
     return {"name": tensor.name, "dtype": dtype, "shape": [-1 if is_dynamic(dim) else dim for dim in shape]}
