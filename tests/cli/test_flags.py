@@ -30,7 +30,8 @@ LINES = {
     "run": f"--onnxrt --trt; --onnxrt --trt --compare indices {_COMPARED}; --onnxrt --trt-engine e.engine; m.bin "
     f"--onnxrt; --onnxrt --save-onnx s.onnx; --onnxrt --trt --check-error-stat mean; m.py --trt; "
     f"--onnxrt --trt --save-heatmaps h; --onnxrt {_SCRIPT}",
-    "convert": "; --experiment e --trt; --experiment e --onnxrt; -o o.onnx; m.bin -o m.engine; m.py;"
+    "convert": "; --experiment e --trt; --experiment e --onnxrt; "
+    "--experiment e --onnxrt --labels l.npy; -o o.onnx; m.bin -o m.engine; m.py;"
     f" --convert-to ort; --int8 {_SCRIPT}",
     "calibrate": f"--load-inputs d.json; ; {_SCRIPT}",
     "triage": "--experiment e; --experiment e --trt; --experiment e --onnxrt",
@@ -44,7 +45,8 @@ LINES = {
     "check accuracy": f"; --compare {_COMPARED}; --check-error-stat mean",
     "surgeon extract": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
     "surgeon sanitize": f"; --force-fallback-shape-inference; --force-fallback-shape-inference {_SCRIPT}",
-    "debug build": f"--until 3; --until 3 --check true; --until 3 --experiment e --onnxrt; m.bin --until 3; m.py "
+    "debug build": f"--until 3; --until 3 --check true; --until 3 --experiment e --onnxrt; "
+    f"--until 3 --experiment e --onnxrt --labels l.npy; m.bin --until 3; m.py "
     f"--until 3; m.pb --until 3 --opset 11; m.ckpt --model-type ckpt --until 3; --until 3 --int8 {_SCRIPT}",
     "debug reduce": "; --check true; --min-good g.onnx",
     "debug precision": "; --check true; --bf16 --trt; --trt --int8; --trt --version-compatible",
