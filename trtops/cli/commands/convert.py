@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ def convert(args: Options) -> Job:
     recorded = Group("", groups.STATISTICS, groups.STORE, EVALUATION, configs.QUANTIZING)
     configs.refuse(args, recorded, "is for evaluated engines; add --experiment NAME")
     loader: Any
-    folder = tempfile.TemporaryDirectory(prefix=temporary_prefix("weights"))
+    weights = Path(tempfile.gettempdir(), f"{temporary_prefix('weights')}convert")
     args.ignore("profile", configs.ONNXRT_ONLY)
     configs.export_torch(args, scripts=False)
     if target == "trt":
@@ -93,15 +94,18 @@ def convert(args: Options) -> Job:
         lower = groups.PRECISIONS.only("fp16", "bf16", "fp8", "int8")
         configs.refuse(args, lower, "is for engines; --fp-to-fp16 rewrites an ONNX file in FP16")
         args.ignore(*groups.TRT_BUILD, groups.DATA, "input_shapes")
-        loader = loading.saved_onnx(loading.onnx_model(args, Path(folder.name)), output, args)
+        loader = loading.saved_onnx(loading.onnx_model(args, weights), output, args)
     else:
         args.ignore(groups.TRT_SHAPES, groups.TRT_TACTICS, groups.TRT_CONFIG, groups.DATA, "input_shapes")
         args.ignore(groups.PRECISIONS.without("--precision-constraints"))
         loader = loading.saved_onnx(trt.OnnxLikeFromNetwork(loading.network(args)), output, args)
 
     def write() -> int:
-        with folder:
+        weights.mkdir(mode=0o700)
+        try:
             loader()
+        finally:
+            shutil.rmtree(weights)
         say(f"Wrote {output}")
         return 0
 
