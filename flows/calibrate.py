@@ -15,8 +15,8 @@ Deployments in ``prefect.yaml``:
     calibrate-cpu    on demand
     calibrate-gpu    on demand  backend: tensorrt
     sensitivity-cpu  on demand
-    choose-cpu       on demand  on: cpu
-    choose-gpu       on demand  on: tensorrt, cuda
+    choose-cpu       on demand  on: [cpu]
+    choose-gpu       on demand  on: [tensorrt; cuda]
     precision-cpu    on demand
 """
 

@@ -52,7 +52,7 @@ def flows_on_store() -> dict[str, Callable[[], object]]:
     }
 
 
-WRITING = {"accuracy", "evaluate", "precision", "reduce", "triage"}
+WRITING = {"accuracy", "choose", "evaluate", "precision", "reduce", "triage"}
 """Flows that read no run."""
 
 

@@ -2,7 +2,7 @@
 
 import datetime
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +24,10 @@ from trtops.ops.gate.op import approve
 from trtops.ops.gate.policy import GateConfig, read_policy
 from trtops.ops.gate.result import GateResult
 from trtops.ops.search import accuracy as accuracies
-from trtops.ops.search import choose as choices
 from trtops.ops.search import precision as precisions
 from trtops.ops.search import reduce as reductions
 from trtops.ops.search.accuracy import AccuracyConfig, AccuracyResult, Emulated
+from trtops.ops.search.choose import ChooseConfig, ChooseListResult, ChooseResult, choose_all
 from trtops.ops.search.command import CommandCheck
 from trtops.ops.search.precision import PrecisionConfig, PrecisionResult, emulated_runner
 from trtops.ops.search.precision_engines import EngineWriter
@@ -168,6 +168,13 @@ def _reduce(
     return reductions.reduce(model, check, config, **logged)
 
 
+def _choose(
+    models: Sequence[str | Path], config: ChooseConfig = ChooseConfig(), **logged: Any
+) -> ChooseResult | ChooseListResult:
+    """Choose the fastest engine of each model within limits on its loss and latency."""
+    return choose_all(models, config, **logged)
+
+
 def _place_of_side(tracker: object, config: object, arguments: Mapping[str, Any]) -> BackendName | None:
     tested = arguments.get("side") or arguments.get("backend")
     return "tensorrt" if tested == "tensorrt" and arguments.get("command") is None else None
@@ -179,7 +186,7 @@ def _place_of_gate(tracker: object, config: GateConfig, arguments: object) -> Bu
 
 audit = flow_of(_audit, place_of=lambda tracker, config, arguments: arguments.get("backend"), by_steps=True)
 bundle = flow_of(bundle_op)
-choose = flow_of(choices.choose_all, by_steps=True)
+choose = flow_of(_choose, by_steps=True)
 gate = flow_of(_gate, place_of=_place_of_gate, by_steps=True, after=_approved)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place_of=_place_of_side)

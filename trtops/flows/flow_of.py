@@ -65,7 +65,9 @@ PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "BuildPl
 
 # Descriptions of parameters in forms, unless the docstring of the op lists its own.
 _SHARED = {
-    "model": "The ONNX file.", "experiment": "MLflow experiment (default: the name of the model or list).",
+    "model": "The ONNX file.", "models": "The ONNX files, or patterns such as models/*.onnx.",
+    "engine": "The engine's file, or a folder of engines.",
+    "experiment": "MLflow experiment (default: the name of the model or list).",
     "run": "Run id of a build or an iteration.", "actual": "The side under test.", "golden": "The reference side.",
     "calibration_cache": "The ranges: a cache, a file of either format, or run:ID.",
     "older_than_days": "Only of runs that ended at least this long ago.", "apply": "Delete the engines.",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from trtops import errors
-from trtops.backend.torch.module import is_torch_model
+from trtops.backend.torch import is_torch_model
 from trtops.record import Record, check_bounds, file_fields
 
 P = ParamSpec("P")

@@ -37,6 +37,7 @@ class _Data(RunData):
     """Everything about one run."""
 
     artifacts: dict[str, bytes] = field(default_factory=dict)
+    history: dict[str, tuple[float, ...]] = field(default_factory=dict)  # values of metrics by metric_key
 
 
 class MemoryTracker:
@@ -101,7 +102,7 @@ class MemoryTracker:
             return file
 
         def details() -> RunDetails:
-            history = {schema.metric_key(name): (value,) for name, value in self.info(run_id).metrics.items()}
+            history = self._data(run_id).history
             return RunDetails(user=None, status=("", ""), history=history, files=tuple(artifacts))
 
         manifest = read_manifest(run_id, artifacts.get(Artifact.MANIFEST))
@@ -251,6 +252,9 @@ class MemoryRun(Run):
         with self._store_lock:
             self._data.check_params(values)
             self._data.add(values)
+            for name, value in values.metrics.items():
+                key = schema.metric_key(name)
+                self._data.history[key] = (*self._data.history.get(key, ()), value)
 
     def _put_artifact(self, source: Path | bytes, path: str) -> ArtifactEntry:
         data = source.read_bytes() if isinstance(source, Path) else bytes(source)

@@ -20,6 +20,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.common import import_from_script
+from trtops.backend.torch import PICKLED, SCRIPT
 from trtops.extras import require
 from trtops.record import sha256_file
 from trtops.system.allowed import check_file
@@ -27,18 +28,6 @@ from trtops.torch_tensors import from_torch, to_torch
 
 if TYPE_CHECKING:
     from trtops.backend.runner import Feed
-
-_SCRIPT = re.compile(r"(.+\.py):(\w+)")
-_PICKLED = (".pt", ".pth", ".ckpt")
-
-
-def is_torch_model(value: object) -> bool:
-    """True for a module, a program, ``script.py:function``, or the path of a ``.pt2`` file. Does not import torch."""
-    if isinstance(value, (str, os.PathLike)):
-        text = os.fspath(value)
-        return isinstance(text, str) and (text.endswith((".pt2", *_PICKLED)) or _SCRIPT.fullmatch(text) is not None)
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, (torch.nn.Module, torch.export.ExportedProgram))
 
 
 @dataclass(frozen=True)
@@ -60,12 +49,12 @@ class TorchModel:
         script = None
         if not is_object:
             source = os.fspath(value)
-            script = _SCRIPT.fullmatch(source)
+            script = SCRIPT.fullmatch(source)
             path = Path(source if script is None else script[1])
             name, file = path.stem, path if script is None else None
             if not path.is_file():
                 raise errors.InvalidModelError(f"{path.absolute()} does not exist; expected a PyTorch model.")
-            if path.suffix in _PICKLED:
+            if path.suffix in PICKLED:
                 raise errors.ConfigError(
                     f"{source} is a pickle, which is not read, since it can run any code. Give a script that loads it "
                     "(script.py:function), or save a program: torch.export.save(torch.export.export(module, "

@@ -18,7 +18,7 @@ def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     """Compare metrics with the logged comparison, and the verdict with its numbers."""
     path = Artifact.ACCURACY
     evaluation = Evaluation.from_json(run.read_bytes(path))
-    families, expected = ["error", "latency", "accuracy", "self_check", "power"], evaluation_metrics(evaluation)
+    families, expected = ["error", "latency", "accuracy", "loss", "self_check", "power"], evaluation_metrics(evaluation)
     if run.info.kind == "gate":  # its result has the latency, measured in turn with the accepted engine
         families.remove("latency")
         expected = {name: value for name, value in expected.items() if name[0] != "latency"}
