@@ -33,9 +33,10 @@ def experiment_tags(experiment_id: str) -> dict[str, str]:
     page = f"#/experiments/{experiment_id}"
     runs = f"{page}/runs?viewStateShareKey={_KEY}&workflowType=machine_learning"
     note = (
-        f"**[Verdicts]({runs})** of all runs with error, latency, size and data: an `error/of_limit` above 1 is bad. "
-        f"**[Engines]({page}/models?workflowType=machine_learning)** with their files: load one by "
-        "`mlflow.pyfunc.load_model`."
+        # MLflow's list of experiments shows the first words as plain text.
+        "Verdict, error, latency, size and data of each run (an error/of_limit above 1 is bad): "
+        f"**[Verdicts]({runs})**. Engines with their files, for `mlflow.pyfunc.load_model`: "
+        f"**[Engines]({page}/models?workflowType=machine_learning)**."
     )
     # Releases of MLflow that have no switch between the two views choose the one of this kind.
     kind = {"mlflow.experimentKind": "custom_model_development"}
