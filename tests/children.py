@@ -29,7 +29,7 @@ def run_calls_here() -> None:
         is_special = worker._environment or worker._python or worker._script
         if is_special or not test.startswith(_PLACES) or "TRTOPS_TEST_CHILDREN" in os.environ:
             return in_child(worker, call, timeout)
-        function, args, named, _ = ForkingPickler.loads(call)
+        function, args, named, *_ = ForkingPickler.loads(call)
         try:
             if function.__module__ == engine_process.__name__:
                 result = _call_with_engine(worker, function, *args, **named)

@@ -139,6 +139,14 @@ def test_warm_children_are_kept_by_environment(monkeypatch):
     assert is_gone(pid) and other.pid is None
 
 
+def test_child_follows_the_working_folder(worker, tmp_path, monkeypatch):
+    before = worker.run(os.getcwd), worker.pid
+    monkeypatch.chdir(tmp_path)
+
+    assert before[0] != str(tmp_path)
+    assert (worker.run(os.getcwd), worker.pid) == (str(tmp_path), before[1])
+
+
 def test_unpicklable_call_starts_no_child():
     with Worker(name="my runner") as worker:
         with pytest.raises(errors.ConfigError, match="my runner cannot be sent to a child process"):

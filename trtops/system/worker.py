@@ -97,10 +97,12 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
             # Windows hands no descriptors to a child: the call runs here, where a crash is not survived.
             return function(*args, **kwargs)
         # They may have changed since the child was started.
-        limits = {name: os.environ.get(name, "") for name in (MEMORY, TIME)}
+        limits, folder = {name: os.environ.get(name, "") for name in (MEMORY, TIME)}, None
+        with contextlib.suppress(OSError):  # it was deleted
+            folder = os.getcwd()
         try:
             # Bytes, since a traceback that holds the view makes Python 3.12 free the buffer too early.
-            call = bytes(ForkingPickler.dumps((function, args, kwargs, limits)))
+            call = bytes(ForkingPickler.dumps((function, args, kwargs, limits, folder)))
         except Exception as exc:  # `__reduce__` may raise anything
             raise errors.ConfigError(
                 f"{self._name or 'The call'} cannot be sent to a child process: {exc}. Functions and classes must be "
@@ -266,8 +268,11 @@ def serve(fd: int, page: int) -> None:
         process.current_process()._inheriting = False  # type: ignore[attr-defined]
     while True:
         try:
-            function, args, kwargs, limits = pipe.recv()
+            function, args, kwargs, limits, folder = pipe.recv()
             os.environ.update(limits)
+            if folder is not None:  # arguments may have paths relative to it
+                with contextlib.suppress(OSError):
+                    os.chdir(folder)
         except (EOFError, ConnectionError):
             return
         try:

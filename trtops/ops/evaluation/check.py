@@ -99,7 +99,7 @@ class CheckConfig(DataConfig):
             parse_loss(self.loss)
             if not self.metric and self.labels is None:
                 raise errors.ConfigError(
-                    f"loss={self.loss!r} limits the loss of a metric, but no metric is set. Give metric or labels."
+                    f"loss={self.loss!r} limits the loss of a metric, but there is no metric: give metric or labels."
                 )
 
     @property
