@@ -136,11 +136,11 @@ def _materials_of(run: StoredRun) -> Materials | None:
 
 
 def _campaign_of(run: StoredRun, tracker: Tracker) -> StoredRun | None:
-    """The campaign above an iteration or a proof, if it is complete."""
+    """The campaign above an iteration or a proof, or the choice above a candidate, if it is complete."""
     info = run.info
     while info.parent is not None:
         info = tracker.info(info.parent)
-        if info.kind == "debug_build":
+        if info.kind in ("debug_build", "choose"):
             try:
                 return tracker.load(info.id)
             except errors.IncompleteRunError:

@@ -10,6 +10,7 @@ import pytest
 
 from tests import models
 from trtops import choose, choose_all, errors
+from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.engines.convert import convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.search.choose import ChooseConfig
@@ -47,6 +48,10 @@ def test_choice_is_recorded_with_a_child_per_candidate(net: Path, config: Choose
     run = tracker.load(result.run_id)
     assert run.read_bytes("choose/latency_and_loss.svg").startswith(b"<?xml") and run.info.verdict == "good"
     assert len(result.overview().rows) <= 10 and str(result.next_step).endswith(result.chosen.run_id)
+    # The model is in the parent's run, for all candidates.
+    chosen, parent = audit(AuditConfig(runs=(result.chosen.run_id, result.run_id)), tracker=tracker).runs
+    assert chosen.grade is not None and not chosen.missing
+    assert not chosen.contradictions and not parent.contradictions
 
 
 def test_limits_exclude_candidates(net: Path, config: ChooseConfig) -> None:

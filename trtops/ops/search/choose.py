@@ -26,7 +26,7 @@ from trtops.comparator.tasks.scores import parse_loss
 from trtops.extras import installed
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
-from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.engines.convert import ConvertConfig, convert, log_model
 from trtops.ops.engines.request import CommandData, check_names
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, Evaluation, evaluation_metrics
@@ -268,6 +268,7 @@ def choose(
     with op_run(tracker, experiment, f"{path.stem} choose", kind="choose", model=path, tags=tags, parent=parent) as op:
         op.run.log_params(config)
         op.run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
+        log_model(op.run, loaded, keep=True)  # once, for all candidates
         logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": op.run.id}
         choice = _Choice(path, config, check, data, logged, op.run, earlier, progress)
         choice.run_all()
