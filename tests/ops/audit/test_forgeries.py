@@ -20,6 +20,7 @@ from tests.ops.audit.conftest import Logged, make_store
 from tests.ops.audit.test_integrity import DERIVED, ENGINE, FILES, IN_THE_DATABASE, PAGE
 from tests.ops.audit.test_logged_models import covered_columns, logged_model
 from tests.stores import copy_store, execute
+from trtops import errors
 from trtops.cli.main import main
 from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit
@@ -198,10 +199,16 @@ def test_change_of_every_covered_column_is_named(plain: Logged, tmp_path: Path) 
         with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
             old, *_ = database.execute(f"SELECT {name} FROM {table} WHERE {ROWS[table]}", keys).fetchone()
             new = old + 1 if isinstance(old, (int, float)) else f"{old[:-1]}{'10'[old[-1] == '1']}"
+            if name == "metric_timestamp_ms":  # any time within the run is right
+                new = old + 10**9
             if table in ("runs", "experiments", "logged_models") and name in OTHERS and old != 2:
                 new = OTHERS[name] if table != "experiments" else 9
             database.execute(f"UPDATE {table} SET {name} = :new WHERE {ROWS[table]}", {**keys, "new": new})
-        if not lines(audit(AuditConfig(sample=1000, rebuild=False), tracker=store.tracker)):
+        try:
+            named = bool(lines(audit(AuditConfig(sample=1000, rebuild=False), tracker=store.tracker)))
+        except errors.IncompleteRunError as exc:  # MLflow itself cannot read the run
+            named = "cannot be read" in str(exc)
+        if not named:
             unnamed.append(f"{table}.{name}: {old} became {new}")
         shutil.rmtree(root)
     print(f"{len(columns) - len(unnamed)} of {len(columns)} changed columns named")
@@ -217,6 +224,8 @@ COMMANDS = """
     convert net.onnx --onnxrt --load-inputs net.npz --atol 0 --rtol 1 --experiment nets
     convert none.onnx --onnxrt --experiment nets
     build-list list.yaml --experiment list
+    evaluate net.onnx --model net.onnx --load-inputs net.npz --iterations 2 --experiment others
+    choose net.onnx --load-inputs net.npz --iterations 2 --loss 1% --minutes 1 --experiment choices
     compare run:{build} run:{build} --atol 1 --rtol 0 --experiment others
     run net.onnx --onnxrt --onnx --load-inputs net.npz --atol 1 --rtol 0 --experiment others
     inspect engines {build} {build} --experiment others
