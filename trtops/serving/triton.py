@@ -26,7 +26,7 @@ Entry = Mapping[str, Any]  # of an input or output in the facts
 _TYPES = {"bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16", "str": "STRING"}
 _TYPES |= {name: name.upper() for bits in (8, 16, 32, 64) for name in (f"int{bits}", f"uint{bits}")}
 _TENSORRT_TYPES = frozenset(("FP32", "FP16", "BF16", "INT8", "UINT8", "INT32", "INT64", "BOOL"))
-_INSTANCE_KINDS = {"CPUExecutionProvider": "KIND_CPU", "CUDAExecutionProvider": "KIND_GPU"}
+_KIND_OF = {"CPUExecutionProvider": "KIND_CPU", "CUDAExecutionProvider": "KIND_GPU"}
 _ROW_RELATIONS = ("batch size", "permuted rows", "equal rows")  # of the self-check
 
 
@@ -161,14 +161,10 @@ class TritonModel:
             lines += ["  kind: KIND_GPU", *([f"  profile: [ {profiles} ]"] if len(self.facts["profiles"]) > 1 else [])]
             return ["instance_group {", *lines, "}"]
         provider = engine["options"].get("providers", ["CPUExecutionProvider"])[0]
-        if provider not in _INSTANCE_KINDS:
-            raise errors.ConfigError(
-                f"The engine runs on {provider}; Triton can repeat {', '.join(_INSTANCE_KINDS)} only."
-            )
-        lines = ["instance_group {", *lines, f"  kind: {_INSTANCE_KINDS[provider]}", "}"]
-        options = (
-            engine["options"].get("provider_settings", {}).items() if _INSTANCE_KINDS[provider] == "KIND_GPU" else ()
-        )
+        if provider not in _KIND_OF:
+            raise errors.ConfigError(f"The engine runs on {provider}; Triton can repeat {', '.join(_KIND_OF)} only.")
+        lines = ["instance_group {", *lines, f"  kind: {_KIND_OF[provider]}", "}"]
+        options = engine["options"].get("provider_settings", {}).items() if _KIND_OF[provider] == "KIND_GPU" else ()
         accelerator = [f"    parameters {{ key: {quoted(key)} value: {quoted(value)} }}" for key, value in options]
         if accelerator:
             accelerator = [

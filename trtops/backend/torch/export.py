@@ -28,7 +28,6 @@ from trtops.torch_tensors import to_torch
 
 _NUMBER = re.compile(r"(?<!\w)\d{1,6}(?!\w)")
 _FORMAT = "1"
-# The exporter writes later operators only; it converts the file down for TensorRT 8.6.
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\['(\w+)'\]\.shape\[(\d+)\]")
 
 

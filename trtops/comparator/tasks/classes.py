@@ -53,10 +53,10 @@ def top_k(outputs: TaskOutputs, labels: Any, *, k: int) -> Sampled:
     """Return the share of samples whose class is among the k best; NaN is never right."""
     scores, classes, samples = _class_scores(outputs, labels)
     is_known = (classes >= 0) & (classes < scores.shape[1])
-    own = scores[np.arange(len(scores)), np.where(is_known, classes, 0)]
+    labelled = scores[np.arange(len(scores)), np.where(is_known, classes, 0)]
     # Of equal scores the first counts, as for argmax.
     before = np.arange(scores.shape[1]) < classes[:, None]
-    better = (scores > own[:, None]) | ((scores == own[:, None]) & before)
+    better = (scores > labelled[:, None]) | ((scores == labelled[:, None]) & before)
     return _share_of(is_known & (better.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1), samples)
 
 
@@ -114,14 +114,14 @@ def retrieval(outputs: TaskOutputs, labels: Any, *, k: int) -> Sampled:
     check_count(len(vectors), len(classes))
     vectors = vectors.astype(np.float64)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
-    found = np.zeros(len(classes), bool)
+    retrieved = np.zeros(len(classes), bool)
     for start in range(0, len(classes), 1024):  # not all pairs are in memory
         rows = np.arange(start, min(start + 1024, len(classes)))
         similarity = vectors[rows] @ vectors.T
         similarity[np.arange(len(rows)), rows] = -np.inf
         nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
-        found[rows] = (classes[nearest] == classes[rows, None]).any(axis=1)
-    return mean_of(found & ~np.isnan(vectors).any(axis=1))
+        retrieved[rows] = (classes[nearest] == classes[rows, None]).any(axis=1)
+    return mean_of(retrieved & ~np.isnan(vectors).any(axis=1))
 
 
 top1, top5 = partial(top_k, k=1), partial(top_k, k=5)

@@ -41,8 +41,8 @@ def _detections(outputs: TaskOutputs) -> Iterator[Detections]:
         for row, count in enumerate(counts):
             end = int(count)
             kept = scores[row].reshape(-1)[:end] > 0  # rows of zeros are padding
-            found = boxes[row].reshape(-1, 4), scores[row].reshape(-1), classes[row].reshape(-1).astype(int)
-            yield tuple(part[:end][kept] for part in found)
+            detections = boxes[row].reshape(-1, 4), scores[row].reshape(-1), classes[row].reshape(-1).astype(int)
+            yield tuple(part[:end][kept] for part in detections)
 
 
 def _matches(outputs: TaskOutputs, golden: TaskOutputs) -> Iterator[tuple[Array, Array, Array]]:
@@ -114,6 +114,7 @@ def mean_ap(outputs: TaskOutputs, labels: Any) -> Sampled:
             coco.dataset = {**labels, "annotations": annotations}
             coco.createIndex()
             datasets.append(coco)
+        # A class of pycocotools, which evaluates boxes and no code.
         evaluation = COCOeval(*datasets, iouType="bbox")
         evaluation.params.imgIds = images
         evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]

@@ -37,6 +37,7 @@ Outputs: TypeAlias = Sequence[Mapping[str, Any]]
 _REMEDIES: Mapping[LossKind, str] = {
     "values": "report the module that differs to the makers of the exporter, or write it in other operators",
     "constant": "compute with tensors what depends on the size (torch.cond, torch.arange), or build for one size",
+    # Advice for the user: the method of a module that leaves training mode.
     "training": "call eval() before torch.export.export, and pass training=self.training to dropout",
     "input": "give the export every input under the name of its parameter",
     "state": "make the state an input and an output of forward",
