@@ -28,6 +28,7 @@ from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.campaign.iteration import CampaignBuild, EngineEvaluator, iterate, keep_golden
 from trtops.ops.campaign.open_campaign import stored_config
 from trtops.ops.devices import warm_backend
+from trtops.ops.engines.convert import log_model
 from trtops.ops.engines.request import check_names
 from trtops.ops.evaluation.data import check_source, golden_outputs
 from trtops.ops.result import LONGEST_NAME, OpResult, OpRun, run_step, tracker_or_default
@@ -487,8 +488,7 @@ def _log_beginning(
             environment = backend.environment(config.build)
         run.log_params(config.build)
         run.log_json(environment, schema.Artifact.ENVIRONMENT)
-        for file in model.files() if config.keep_model else ():
-            run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
+        log_model(run, model, keep=config.keep_model)
         log_materials(
             run, caches=Caches(), check=config.check, feeds=feeds, data=config.check.data, golden=config.check.golden
         )

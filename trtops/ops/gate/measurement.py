@@ -20,6 +20,7 @@ from trtops.comparator.report import Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import RunResults
 from trtops.metadata import is_dynamic
 from trtops.ops.devices import free_device
+from trtops.ops.engines.convert import log_model
 from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.evaluation.check import assess, measure_tasks, with_power
 from trtops.ops.evaluation.data import Feeds, golden_outputs, naming_assumed
@@ -308,8 +309,7 @@ class Measurement:
         with self._ending("build"):
             build = backend.build(request)
         builds.log_build(run, build, model.info, backend.engine_suffix)
-        for file in model.files() if config.keep_model else ():
-            run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
+        log_model(run, model, keep=config.keep_model)
         self.holder = run.id
         return build, accepted
 
