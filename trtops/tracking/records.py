@@ -128,7 +128,8 @@ class RunDetails:
     """What only an audit reads of a run: user and status, all values of each metric, and the paths of all files.
 
     ``model`` is the id of MLflow's logged model of the run's engine. ``derived`` is what MLflow holds of engine and
-    data besides the run: by fact, the value in MLflow and the one that the run's own data gives.
+    data besides the run: by fact, the value in MLflow and the one that the run's own data gives. ``unverified`` names
+    what it holds of them by runs that have not ended.
     """
 
     user: str | None
@@ -137,6 +138,7 @@ class RunDetails:
     files: tuple[str, ...]
     model: str | None = None
     derived: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unverified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests import models
 from tests.ops.audit.conftest import Logged
 from trtops import errors
 from trtops.ops.auditing.op import AuditConfig, audit
+from trtops.tracking.mlflow import derived
 from trtops.tracking.mlflow.logged_models import output_of
 from trtops.tracking.schema import Artifact
 
@@ -165,6 +167,40 @@ def test_forged_logged_models_are_named(logged: Logged) -> None:
     expected = {name: text.format(entry=entries[logged.runs[run]]) for name, (_, run, text) in FORGERIES.items()}
     expected["a loader"] = f"{Artifact.MLMODEL} of logged model"
     assert {name: text for name, text in expected.items() if not any(text in line for line in lines)} == {}
+
+
+def test_numbers_of_unfinished_run_are_unverified(logged: Logged) -> None:
+    """As an audit or a gate of another process logs them, that is still at work or was killed."""
+    tracker, engine = logged.tracker, logged.runs["fp16"]
+    config = AuditConfig(runs=(engine,), rebuild=False)
+    run = tracker.start("audit", "of a colleague", kind="audit")
+    run.log_metrics({("audit", "passed"): 1.0}, engine=engine)
+
+    [audited] = audit(config, tracker=tracker).runs
+
+    assert audited.contradictions == ()
+    assert any(run.id in line and "RUNNING" in line for line in audited.unverified)
+    logged.execute("UPDATE runs SET status = 'FINISHED' WHERE run_uuid = ?", run.id)
+    assert any(run.id in line for line in contradictions(logged, config))
+
+
+def test_run_that_ends_during_the_audit_is_compared(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run logs its last numbers of an engine after the audit has read the engine's numbers."""
+    tracker, engine = logged.tracker, logged.runs["fp16"]
+    run = tracker.start("audit", "of a colleague", kind="audit")
+    run.log_metrics({("audit", "passed"): 1.0}, engine=engine)
+    read_facts = derived._row_facts
+
+    def read_facts_then_end(*arguments: Any) -> derived.Derived:
+        if not Path(tracker._client.get_run(run.id).info.artifact_uri, Artifact.MANIFEST).exists():
+            run.log_metrics({("audit", "runs"): 1.0}, engine=engine)
+            run.finish("good")
+        return read_facts(*arguments)
+
+    monkeypatch.setattr(derived, "_row_facts", read_facts_then_end)
+    [audited] = audit(AuditConfig(runs=(engine,), rebuild=False), tracker=tracker).runs
+
+    assert audited.contradictions == () and not any(run.id in line for line in audited.unverified)
 
 
 def contradictions(store: Logged, config: AuditConfig) -> list[str]:

@@ -112,6 +112,7 @@ def _check_row(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
     facts.add("shown status", {"MLflow": details.status[0], "a finished run with its verdict": details.status[1]})
     for fact, (mlflow_value, run_value) in details.derived.items():
         facts.add(fact, {"MLflow": mlflow_value, "the run's own data": run_value})
+    facts.unverified.extend(details.unverified)
     facts.add("user", {"the store": details.user, "tag mlflow.user": info.tags.get("mlflow.user")})
     parent = stated.parent
     if parent is not None and is_local(parent):  # its parent had not been uploaded

@@ -48,8 +48,8 @@ def derived_facts(
     run: Any,
     files: Files,
     manifest: Manifest,
-) -> Derived:
-    """Return all facts of a run; ``run`` is MLflow's."""
+) -> tuple[Derived, list[str]]:
+    """Return all facts of a run, and the reasons why others are not verified; ``run`` is MLflow's."""
     facts = _dataset_facts(run)
     inputs = [str(model.model_id) for model in run.inputs.model_inputs]
     reused = engines.model_of(run.info.run_id) if Tag.REUSED_FROM in run.data.tags else None
@@ -58,13 +58,15 @@ def derived_facts(
         if (model := engines.get(model_id)) is not None:
             facts |= _pairs(f"logged model {model_id}", _numbers_of(model, run), _stated_numbers(numbers, run))
     if (model := engines.get(output_of(run) or "")) is None:
-        return facts
-    subject = f"logged model {model.model_id}"
+        return facts, []
+    subject, unverified = f"logged model {model.model_id}", list[str]()
     facts |= _row_facts(run, files, model, subject)
     facts |= _version_facts(connection, pages, model, subject)
     for run_id in {metric.run_id for metric in model.metrics or ()} - {run.info.run_id}:
-        facts |= _linked_facts(connection, run_id, model, subject)
-    return facts | _file_facts(files, engines.files_of(model), manifest, subject)
+        linked_facts, reason = _linked_facts(connection, run_id, model, subject)
+        facts |= linked_facts
+        unverified += [f"metrics of run {run_id} in {subject}: {reason}"] if reason else []
+    return facts | _file_facts(files, engines.files_of(model), manifest, subject), unverified
 
 
 def _dataset_facts(run: Any) -> Derived:
@@ -109,18 +111,21 @@ def _version_facts(connection: Connection, pages: Callable[..., Iterator[Any]], 
     return facts
 
 
-def _linked_facts(connection: Connection, run_id: str, model: Any, subject: str) -> Derived:
-    """The metrics of another run in a logged model, and those that this run's manifest states."""
+def _linked_facts(connection: Connection, run_id: str, model: Any, subject: str) -> tuple[Derived, str]:
+    """The metrics of another run in a logged model and those that its manifest states, or why they are not verified."""
+    run = None
     try:
         run = connection.call(connection.client.get_run, run_id)
         files = files_of(connection, run_id, run.info.artifact_uri)
         statement = read_manifest(run_id, files.peek(Artifact.MANIFEST)).run
     except (errors.RunNotFoundError, errors.IncompleteRunError) as exc:
-        return {f"metrics of run {run_id} in {subject}": ("stored", str(exc))}
+        if run is not None and run.info.status != "FINISHED":  # at work, or its process was killed
+            return {}, f"the run has the status {run.info.status} and no complete {Artifact.MANIFEST}"
+        return {f"metrics of run {run_id} in {subject}": ("stored", str(exc))}, ""
     if statement is None or statement.resumed or statement.spooled:  # it may lack values
-        return {}
+        return {}, ""
     numbers = _stated_numbers(statement.linked.get(model.model_id, {}), run)
-    return dict(_pairs(subject, _numbers_of(model, run), numbers))
+    return dict(_pairs(subject, _numbers_of(model, run), numbers)), ""
 
 
 def _file_facts(files: Files, model_files: Files, manifest: Manifest, subject: str) -> Derived:

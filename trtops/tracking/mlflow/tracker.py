@@ -237,13 +237,19 @@ class MlflowTracker:
         status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
         manifest = read_manifest(entity.info.run_id, files.peek(Artifact.MANIFEST))
         model = self.linked_engines.model_of(entity.info.run_id)
+        derived_arguments = self._connection, self._pages, self.linked_engines, entity, files, manifest
+        derived, unverified = derived_facts(*derived_arguments)
+        if any(stored != stated for stored, stated in derived.values()):
+            # Several calls read them. Between two of them another process may have logged or registered something.
+            derived, unverified = derived_facts(*derived_arguments)
         return RunDetails(
             user=entity.info.user_id,
             status=status,
             history=history,
             files=tuple(files.paths()),
             model=model if model and self.linked_engines.get(model) else None,
-            derived=derived_facts(self._connection, self._pages, self.linked_engines, entity, files, manifest),
+            derived=derived,
+            unverified=tuple(unverified),
         )
 
     def peek(self, run_id: str, path: str) -> bytes | None:
