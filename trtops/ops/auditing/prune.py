@@ -45,10 +45,12 @@ class PruneResult(OpResult):
 def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool = False) -> PruneResult:
     """List engines of old runs, except promoted, accepted and reused ones.
 
-    ``apply`` deletes them.
+    ``apply`` deletes them. Raises AccessDeniedError if the server has accounts, and this one is no administrator's.
     """
     if not older_than_days >= 0:
         raise errors.ConfigError(f"older_than_days is {older_than_days}; expected 0 or more.")
+    if apply:
+        tracker.check_access()
     before = round(time.time() - older_than_days * 86400.0, 3)  # as ends of runs: a run may end in this millisecond
     # Engines that are deployed, are the evidence for one, or belong to a run that reused them instead of a copy.
     needed: set[str] = set()
