@@ -111,7 +111,7 @@ class MlflowTracker:
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
         attempted = may_exist
 
-        def make() -> MlflowRunEntity:
+        def make(_experiment: str) -> MlflowRunEntity:  # which a message about a missing permission names
             # If the answer of an attempt is lost, the next one finds the run.
             nonlocal attempted
             if attempted and (earlier := self._with_local_id([experiment_id], tags[Tag.LOCAL_ID])) is not None:
@@ -119,7 +119,7 @@ class MlflowTracker:
             attempted = True
             return self._client.create_run(experiment_id, start_time=start, tags=stored, run_name=name)
 
-        entity = self._call(make)
+        entity = self._call(make, experiment)
         try:
             files = self._files(entity)
         except errors.StoreError:
