@@ -326,7 +326,8 @@ class MlflowTracker:
             if permission not in (None, "EDIT", "MANAGE"):
                 raise errors.AccessDeniedError(
                     f"{account} has the permission {permission} on the registered model {registered_model!r}, and "
-                    "needs EDIT to accept engines. An administrator can grant it."
+                    "needs EDIT to register engines. An administrator can grant it; a gate that registers nothing needs "
+                    "no permission."
                 )
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
@@ -534,7 +535,7 @@ class MlflowRun(Run):
             try:
                 self._connection.log_batch(self.id, metrics=linked, of=of)
             except errors.AccessDeniedError as exc:  # the engine is of an experiment that this account may only read
-                log.info("Numbers of run %s are not linked to its engine: %s", self.id, exc)
+                log.debug("Numbers of run %s are not linked to its engine: %s", self.id, exc)
                 self._connection.log_batch(self.id, metrics=linked)
             else:
                 numbers = self._linked.setdefault(of["model_id"], {})
