@@ -326,8 +326,8 @@ class MlflowTracker:
             if permission not in (None, "EDIT", "MANAGE"):
                 raise errors.AccessDeniedError(
                     f"{account} has the permission {permission} on the registered model {registered_model!r}, and "
-                    "needs EDIT to register engines. An administrator can grant it; a gate that registers nothing needs "
-                    "no permission."
+                    "needs EDIT to register engines. An administrator can grant it; a gate that registers nothing does "
+                    "not need it."
                 )
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
