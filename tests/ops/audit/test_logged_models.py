@@ -165,9 +165,9 @@ def test_forged_logged_models_are_named(logged: Logged) -> None:
     loader.write_text(loader.read_text().replace("trtops.tracking", "evil.tracking"))
 
     lines = contradictions(logged, config)
-    expected = {
-        name: text.format(entry=entries[logged.runs[run]], reuse=reuse) for name, (_, run, text) in FORGERIES.items()
-    }
+    expected = {}
+    for name, (_, run, text) in FORGERIES.items():
+        expected[name] = text.format(entry=entries[logged.runs[run]], reuse=reuse)
     expected["a loader"] = f"{Artifact.MLMODEL} of logged model"
     assert {name: text for name, text in expected.items() if not any(text in line for line in lines)} == {}
 

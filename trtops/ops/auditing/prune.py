@@ -9,7 +9,7 @@ from trtops.ops.arguments import checked_arguments
 from trtops.ops.auditing.integrity import BUILDS
 from trtops.ops.result import OpResult
 from trtops.reports.document import Table
-from trtops.tables import markdown_table, size
+from trtops.tables import counted, markdown_table, size
 from trtops.tracking import builds, schema
 from trtops.tracking.base import ArtifactEntry, Tracker
 from trtops.verdict import Verdict
@@ -27,7 +27,7 @@ class PruneResult(OpResult):
     def headline(self) -> str:
         """Number and bytes of the engines."""
         total = size(sum(entry.size for entry in self.engines.values()))
-        return f"{len(self.engines)} engines ({total}) {'deleted' if self.applied else 'would be deleted'}"
+        return f"{counted(len(self.engines), 'engine')} ({total}) {'deleted' if self.applied else 'would be deleted'}"
 
     def overview(self) -> Table:
         """Return a row for each engine."""
