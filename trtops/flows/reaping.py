@@ -56,7 +56,7 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
                 message = f"Its process was killed. This is start {starts + 1} of {_MOST_STARTS}."
                 again = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=_PAUSE_SECONDS)
                 # Not by force: Prefect refuses it for a flow run that another process has just scheduled.
-                proposal = AwaitingRetry(scheduled_time=again, message=message)
+                proposal: State[Any] = AwaitingRetry(scheduled_time=again, message=message)
                 if client.set_flow_run_state(flow_run.id, proposal).status == "ACCEPT":
                     changes.append(f"Flow run {flow_run.name} starts again")
     if changes:
