@@ -138,11 +138,11 @@ def test_accounts_are_named_and_their_permissions_respected(running: RunningTeam
     model = running.models / "conv_net.onnx"
     with pytest.raises(errors.AccessDeniedError, match="'net' to the account 'alice', which needs the permission READ"):
         gate(model, GateConfig(name="net"), tracker=tracker, experiment="nets")
+    assert [info.id for info in tracker.find("nets")] == [run.id]  # nothing is half-written
     experiment = admin._experiment_id("nets")
     post("3.0/mlflow/users/permissions/grant", **denied, resource_type="experiment", resource_id=experiment)
     with pytest.raises(errors.AccessDeniedError, match="'nets' to the account 'alice', which needs"):
         tracker.start("nets", "net", kind="build")
-    assert [info.id for info in admin.find("nets")] == [run.id]  # nothing is half-written
 
 
 @long
