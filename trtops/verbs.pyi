@@ -247,20 +247,22 @@ def gate(
     model: str | PathLike[str], config: GateConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
     ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., session: GateSession | None = ...,
     calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., candidate: str | None = ...,
-    accepted: str | None = ..., minutes: float = ..., release: str = ..., others: Sequence[str] = ..., devices:
-    Sequence[str] = ..., use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted:
-    bool = ..., accept_unproven: bool = ..., keep_model: bool = ..., builds: int = ..., timeout_seconds: float |
-    None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles:
-    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit:
-    Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules:
-    Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions |
-    Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes:
-    Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] =
-    ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str | None =
-    ..., power: bool = ..., self_check: bool | None = ..., precisions: Mapping[Literal['fp32', 'fp16', 'bf16',
-    'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., latency: LatencyLimit | None | Mapping[str, Any] = ..., size:
-    SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ...,
-    precision_share: float | None = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    accepted: str | None = ..., minutes: float = ..., clock: Literal['wall', 'cpu-time', 'instructions'] |
+    Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices: Sequence[str] = ...,
+    use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted: bool = ...,
+    accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
+    Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
+    Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
+    Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
+    Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool |
+    None = ..., precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] =
+    ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None |
+    Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None |
+    Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult: ...
 
 def gate_all(
@@ -268,20 +270,22 @@ def gate_all(
     Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., kernel: str = ..., tracker: Tracker | None =
     ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None],
     None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., candidate:
-    str | None = ..., accepted: str | None = ..., minutes: float = ..., release: str = ..., others: Sequence[str] =
-    ..., devices: Sequence[str] = ..., use_deny_list: bool = ..., name: str | None = ..., register: bool = ...,
-    require_accepted: bool = ..., accept_unproven: bool = ..., keep_model: bool = ..., builds: int = ...,
-    timeout_seconds: float | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles:
-    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit:
-    Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules:
-    Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions |
-    Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes:
-    Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] =
-    ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str | None =
-    ..., power: bool = ..., self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16',
-    'bf16', 'fp8', 'int8'], Limits] | Mapping[str, Any] = ..., latency: LatencyLimit | None | Mapping[str, Any] =
-    ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None | Mapping[str, Any] = ...,
-    precision_share: float | None = ..., interface: bool = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    str | None = ..., accepted: str | None = ..., minutes: float = ..., clock: Literal['wall', 'cpu-time',
+    'instructions'] | Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices: Sequence[str]
+    = ..., use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted: bool = ...,
+    accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
+    Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
+    Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
+    Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
+    Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., power: bool = ..., self_check: bool |
+    None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | Mapping[str,
+    Any] = ..., builds: int = ..., share: float | None = ..., tolerated: float = ..., latency: LatencyLimit | None |
+    Mapping[str, Any] = ..., size: SizeLimit | None | Mapping[str, Any] = ..., accuracy: AccuracyLimit | None |
+    Mapping[str, Any] = ..., precision_share: float | None = ..., interface: bool = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> GateResult | MatrixResult: ...
 
 def inspect_engines(
@@ -340,14 +344,14 @@ def sensitivity(
 def triage(
     model: str | PathLike[str], config: TriageConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None
     = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[trtops.ops.triaging.result.Step], None] | None
-    = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., replay: str | None = ...,
-    minutes: float | None = ..., campaign_builds: int = ..., output: str | None = ..., precision: Literal['fp32',
-    'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ...,
-    calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ...,
-    qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
-    OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
-    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances: Tolerances | None
-    | Mapping[str, Any] = ..., min_precision_share: float = ..., self_check: bool | None = ..., backend:
-    Literal['onnxruntime', 'tensorrt'] = ...
+    = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., golden_model: str | None
+    = ..., replay: str | None = ..., minutes: float | None = ..., campaign_builds: int = ..., output: str | None =
+    ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] |
+    Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ...,
+    keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
+    Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ..., min_precision_share: float = ..., self_check: bool | None = ...,
+    backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> TriageResult: ...

@@ -13,8 +13,8 @@ import numpy as np
 from trtops.extras import require
 from trtops.record import Record
 
-Metric: TypeAlias = Literal["wall", "cpu-time"]
-"""What of an inference is compared: its latency, or the CPU time of all threads."""
+Metric: TypeAlias = Literal["wall", "cpu-time", "instructions"]
+"""What of an inference is compared: its latency, the CPU time of all threads, or their instructions."""
 
 Starts: TypeAlias = tuple[tuple[float, ...], ...]
 """Logarithms of ratios, one row for each start of the processes. One look was taken after each start."""

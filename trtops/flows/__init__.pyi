@@ -220,22 +220,24 @@ class GateFlow(OpFlow[..., GateResult | MatrixResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, models: Sequence[str | PathLike[str]] = ..., config: GateConfig | None = ..., *, policy: str |
         PathLike[str] | None = ..., releases: Sequence[str] = ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16',
-        'fp8', 'int8']] = ..., kernel: str = ..., experiment: str | None = ..., backend: Literal['onnxruntime',
-        'tensorrt'] | None = ..., calibration_data: str | None = ..., calibration_cache: str | None = ..., candidate:
-        str | None = ..., accepted: str | None = ..., minutes: float | None = ..., release: str | None = ..., others:
+        'fp8', 'int8']] = ..., kernel: str = ..., approval: bool = ..., experiment: str | None = ..., backend:
+        Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., calibration_cache: str |
+        None = ..., candidate: str | None = ..., accepted: str | None = ..., minutes: float | None = ..., clock:
+        Literal['wall', 'cpu-time', 'instructions'] | Literal['auto'] | None = ..., release: str | None = ..., others:
         Sequence[str] | None = ..., devices: Sequence[str] | None = ..., use_deny_list: bool | None = ..., name: str |
         None = ..., require_accepted: bool | None = ..., accept_unproven: bool | None = ..., keep_model: bool | None =
-        ..., builds: int | None = ..., timeout_seconds: float | None = ..., precision: Literal['fp32', 'fp16', 'bf16',
-        'fp8', 'int8'] | None = ..., profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int |
-        None = ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ...,
-        qdq_op_types: Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None =
-        ..., options: OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str,
-        Sequence[int]] | None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed:
-        int | None = ..., val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric:
-        Sequence[str] | None = ..., labels: str | None = ..., loss: str | None = ..., power: bool | None = ...,
-        self_check: bool | None = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'],
-        Limits] | None = ..., latency: LatencyLimit | None = ..., size: SizeLimit | None = ..., accuracy: AccuracyLimit
-        | None = ..., precision_share: float | None = ..., interface: bool | None = ...
+        ..., timeout_seconds: float | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None =
+        ..., profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ...,
+        calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
+        Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
+        OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
+        None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., metric: Sequence[str] |
+        None = ..., labels: str | None = ..., loss: str | None = ..., power: bool | None = ..., self_check: bool | None
+        = ..., policy_precisions: Mapping[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'], Limits] | None = ..., builds:
+        int | None = ..., share: float | None = ..., tolerated: float | None = ..., latency: LatencyLimit | None = ...,
+        size: SizeLimit | None = ..., accuracy: AccuracyLimit | None = ..., precision_share: float | None = ...,
+        interface: bool | None = ...
     ) -> GateResult | MatrixResult: ...
 
 gate: GateFlow
@@ -323,15 +325,15 @@ class TriageFlow(OpFlow[..., TriageResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, model: str | PathLike[str], config: TriageConfig | None = ..., *, experiment: str | None = ..., backend:
         Literal['onnxruntime', 'tensorrt'] | None = ..., calibration_data: str | None = ..., calibration_cache: str |
-        None = ..., replay: str | None = ..., minutes: float | None = ..., campaign_builds: int | None = ..., output:
-        str | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] | None = ..., profiles:
-        Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None = ..., calibration_fit:
-        Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types: Sequence[str] | None
-        = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options: OnnxRuntimeOptions |
-        TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] | None = ...,
-        input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ..., val_range:
-        Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., tolerances: Tolerances | None = ...,
-        min_precision_share: float | None = ..., self_check: bool | None = ...
+        None = ..., golden_model: str | None = ..., replay: str | None = ..., minutes: float | None = ...,
+        campaign_builds: int | None = ..., output: str | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8',
+        'int8'] | None = ..., profiles: Sequence[OptimizationProfile] | None = ..., calibration_samples: int | None =
+        ..., calibration_fit: Literal['refuse', 'partial'] | None = ..., keep: Sequence[str] | None = ..., qdq_op_types:
+        Sequence[str] | None = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] | None = ..., options:
+        OnnxRuntimeOptions | TensorRTOptions | None = ..., data: str | None = ..., shapes: Mapping[str, Sequence[int]] |
+        None = ..., input_dtypes: Mapping[str, str] | None = ..., iterations: int | None = ..., seed: int | None = ...,
+        val_range: Mapping[str, tuple[float, float]] | None = ..., golden: str | None = ..., tolerances: Tolerances |
+        None = ..., min_precision_share: float | None = ..., self_check: bool | None = ...
     ) -> TriageResult: ...
 
 triage: TriageFlow

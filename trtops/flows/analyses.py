@@ -1,19 +1,26 @@
 """Flows for checking stored runs, and for searching a model for the cause of a bad engine."""
 
 import datetime
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from prefect.flow_runs import pause_flow_run
+from prefect.input import RunInput
+from pydantic import Field
+
 from trtops.comparator.report import Tolerances
 from trtops.flows.flow_of import flow_of
+from trtops.flows.slots import in_flow
 from trtops.ops.auditing import op as audits
 from trtops.ops.auditing.op import AuditConfig
 from trtops.ops.auditing.result import AuditResult
 from trtops.ops.bundling.op import bundle as bundle_op
 from trtops.ops.devices import BuildPlace
 from trtops.ops.gate.matrix import MatrixResult, gate_all
+from trtops.ops.gate.op import approve
 from trtops.ops.gate.policy import GateConfig, read_policy
 from trtops.ops.gate.result import GateResult
 from trtops.ops.search import accuracy as accuracies
@@ -28,6 +35,10 @@ from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check
 from trtops.ops.triaging.op import triage as triage_op
 from trtops.spec import BackendName, BuildConfig, Precision
 from trtops.tracking.schema import Tag
+
+log = logging.getLogger(__name__)
+
+_APPROVAL_SECONDS = 7 * 86400  # after which a paused flow run fails; the gate stays undecided
 
 
 def _audit(config: AuditConfig = AuditConfig(), *, backend: BackendName = "onnxruntime", **logged: Any) -> AuditResult:
@@ -53,6 +64,7 @@ def _gate(
     releases: tuple[str, ...] = (),
     precisions: tuple[Precision, ...] = (),
     kernel: str = "",
+    approval: bool = False,
     **logged: Any,
 ) -> GateResult | MatrixResult:
     """Build candidates, compare each with the accepted engine, and accept it, refuse it or ask for more measurement.
@@ -65,10 +77,35 @@ def _gate(
         releases: Constraints files of pip, one for each release of the back end, from the oldest to the newest.
         precisions: Precisions to build in.
         kernel: Without models, only the accepted engines that contain this kernel.
+        approval: If the gate of a single candidate is undecided, pause the flow run until a person has decided.
     """
     if policy is not None:
         config = replace(config, policy=read_policy(policy))
     return gate_all(models, config, releases=releases, precisions=precisions, kernel=kernel, **logged)
+
+
+class Approval(RunInput):
+    """The form of an undecided gate."""
+
+    accept: bool
+    person: str = Field(min_length=1, description="Who decides.")
+    reason: str = Field(min_length=1, description="Why, for the record.")
+
+
+def _approved(result: GateResult | MatrixResult, arguments: Mapping[str, Any]) -> GateResult | MatrixResult:
+    """The result of a gate, decided by a person if it is undecided and approvals are asked for."""
+    undecided = isinstance(result, GateResult) and result.decision == "undecided" and bool(result.holder)
+    if not (undecided and arguments.get("approval")):
+        return result
+    assert isinstance(result, GateResult)
+    if not in_flow():
+        log.warning("Without a Prefect server (PREFECT_API_URL) no person can be asked; the gate stays undecided.")
+        return result
+    form = Approval.with_initial_data(description=result.page())
+    answer = pause_flow_run(wait_for_input=form, timeout=_APPROVAL_SECONDS, poll_interval=5)
+    return approve(
+        result, arguments["config"], **answer.model_dump(), tracker=arguments["tracker"], tags=arguments["tags"]
+    )
 
 
 def _accuracy(
@@ -150,7 +187,7 @@ def _place_of_gate(tracker: object, config: GateConfig, arguments: object) -> Bu
 audit = flow_of(_audit, place_of=lambda tracker, config, arguments: arguments.get("backend"), by_steps=True)
 bundle = flow_of(bundle_op)
 choose = flow_of(_choose, by_steps=True)
-gate = flow_of(_gate, place_of=_place_of_gate, by_steps=True)
+gate = flow_of(_gate, place_of=_place_of_gate, by_steps=True, after=_approved)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place_of=_place_of_side)
 precision = flow_of(_precision, place_of=_place_of_side)

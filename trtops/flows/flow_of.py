@@ -137,6 +137,7 @@ def flow_of(
     base: Callable[[OfflineTracker, Mapping[str, Any]], Any] | None = None,
     place_of: PlaceOf | None = None,
     by_steps: bool = False,
+    after: Callable[[R, Mapping[str, Any]], R] | None = None,
 ) -> OpFlow[..., R]:
     """Make the flow of an op, or of a function with an op's signature.
 
@@ -149,6 +150,7 @@ def flow_of(
         base: Returns the config whose options apply if no config is given, or None for the defaults.
         place_of: The back end or place of the op's GPU (default: the back end of the config's ``build``, if any).
         by_steps: Whether the op runs its steps by :func:`trtops.ops.result.run_step`. Any other op is one task.
+        after: Completes the result from the op's arguments, when the op no longer occupies a GPU.
     """
     name = op.__name__.lstrip("_")
     accepted = inspect.signature(op).parameters
@@ -179,6 +181,8 @@ def flow_of(
             if config is not None:
                 arguments["config"] = replace(config, devices=devices) if devices else config
             result = op(**arguments) if by_steps else run_as_task(name, functools.partial(op, **arguments))
+        if after is not None:
+            result = after(result, arguments)
         return _ended(result) if in_flow() and isinstance(result, OpResult) else result
 
     run.__signature__ = signature  # type: ignore[attr-defined]

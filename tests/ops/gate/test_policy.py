@@ -23,6 +23,7 @@ latency: {ratio: 1.02}
 size: null
 accuracy:
   widths: 2
+  widths_per_output: {boxes: 4, mask: null}
   tolerances: {atol: 1.0e-4, per_output: {scores: {min_cosine: 0.99}}}
 precisions:
   int8:
@@ -36,7 +37,7 @@ precisions:
     assert (fp16.latency.ratio, fp16.latency.confidence) == (1.02, 0.99)
     assert (int8.latency.ratio, int8.latency.confidence) == (1.02, 0.9)
     assert fp16.size is None and int8.size is None
-    assert fp16.accuracy.widths == 2
+    assert fp16.accuracy.widths == 2 and fp16.accuracy.widths_per_output == {"boxes": 4, "mask": None}
     assert int8.accuracy.widths == 3 and int8.accuracy.tolerances == fp16.accuracy.tolerances
     assert int8.accuracy.tolerances.of("scores").min_cosine == 0.99
 

@@ -1,5 +1,6 @@
 """When ratios of latencies and shares of builds are decided: rarely wrongly, whatever the noise, within the budget."""
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -15,7 +16,8 @@ from trtops.ops.gate import engine_process
 from trtops.ops.gate.engine_process import Rounds, measure_rounds
 from trtops.ops.gate.findings import latency_finding
 from trtops.ops.gate.policy import LatencyLimit
-from trtops.ops.gate.tolerance import TOLERATED, decide_builds, shown_share
+from trtops.ops.gate.tolerance import BuildShare, ShareDecision, decide_share, shown_share
+from trtops.system.counters import count_instructions
 
 BOTH = ("wall", "cpu-time")
 NOISE = {
@@ -125,7 +127,7 @@ def test_hopeless_noise_ends_undecided_and_says_why(measured) -> None:
 
     assert rounds.ended and decided(rounds).decision == "open" and 200 < rounds.seconds < 268
     assert finding.outcome == "open" and "a change of 5.0% needs about" in finding.text and "minutes)" in finding.text
-    assert "raise --minutes, pin cores" in finding.text and "this ratio" not in finding.text
+    assert "raise --minutes, pin cores, use --clock instructions" in finding.text and "this ratio" not in finding.text
     short = measured(Machine(1), minutes=0.01)
     assert short.ended and latency_finding(short, LatencyLimit()).outcome == "open"
 
@@ -205,31 +207,53 @@ def test_four_equal_starts_decide_and_three_do_not() -> None:
     assert starts_needed(0.09, 1.05, 0.99) > 4 * starts_needed(0.04, 1.05, 0.99) > 4
 
 
-@pytest.mark.parametrize("builds", [20, 59])
+def test_instructions_are_counted_or_refused_with_the_reason() -> None:
+    read = count_instructions(1, 1)  # the kernel's clock of this thread, which needs no hardware
+    before = read()
+    sum(range(200_000))
+    assert 1e5 < read() - before < 1e11  # nanoseconds
+    with pytest.raises(errors.UnsupportedFeatureError, match="perf_event_open"):
+        count_instructions(99)
+
+
+shown = functools.cache(shown_share)
+
+
+def build_until_decided(
+    random: np.random.Generator, goal: BuildShare, outside: float
+) -> tuple[ShareDecision, int, float]:
+    """What the gate on builds does, where a share of all builds is outside the limits."""
+    outside_count = 0
+    for builds in range(1, goal.builds + 1):
+        outside_count += random.random() < outside
+        if (decision := decide_share(goal, builds, outside_count)) != "open":
+            break
+    return decision, builds, shown(goal, builds, outside_count)
+
+
+@pytest.mark.parametrize("builds", [20, 60, 200])
 def test_wrong_decisions_on_builds_are_rare(builds) -> None:
     """Four of a hundred more than the stated five are what chance allows 200 gates."""
-    random = np.random.default_rng(builds)
+    random, goal = np.random.default_rng(builds), BuildShare(builds=builds, share=0.86 if builds == 20 else 0.95)
 
-    def decide(share_outside: float) -> tuple[str, float]:
-        outside = 0
-        for made in range(1, builds + 1):
-            outside += random.random() < share_outside
-            if (decision := decide_builds(builds, made, outside)) != "open":
-                break
-        return decision, shown_share(made, outside)
+    at_the_limit = [build_until_decided(random, goal, 1 - goal.required) for _ in range(200)]
+    tolerated = [build_until_decided(random, goal, goal.tolerated) for _ in range(200)]
+    planted = [build_until_decided(random, goal, 0.1) for _ in range(100)]
 
-    share = 0.05 ** (1 / builds)
-    at_the_limit = [decide(1 - share) for _ in range(200)]
-
-    assert sum(decision == "accept" for decision, _ in at_the_limit) <= 0.09 * 200
-    assert sum(low > share for _, low in at_the_limit) <= 0.09 * 200
-    assert sum(decide(TOLERATED)[0] == "refuse" for _ in range(200)) <= 0.09 * 200
-    assert sum(decide(0.1)[0] == "refuse" for _ in range(100)) >= (50 if builds == 20 else 90)
-    assert decide(0.0) == ("accept", pytest.approx(share))
+    assert sum(decision == "accept" for decision, _, _ in at_the_limit) <= 0.09 * 200
+    assert sum(low > goal.required for _, _, low in at_the_limit) <= 0.09 * 200
+    assert sum(decision == "refuse" for decision, _, _ in tolerated) <= 0.09 * 200
+    assert sum(decision == "refuse" for decision, _, _ in planted) >= (50 if builds == 20 else 90)
+    assert build_until_decided(random, goal, 0.0)[:2] == ("accept", 20 if builds == 20 else 59)
 
 
 def test_few_builds_show_less() -> None:
-    assert shown_share(20, 0) == pytest.approx(0.861, abs=1e-3) and shown_share(59, 0) == pytest.approx(0.95, abs=1e-3)
-    assert shown_share(20, 20) == shown_share(0, 0) == 0
-    assert decide_builds(20, 20, 0, 1) == decide_builds(20, 2, 0, 2) == "open"  # an unclear build shows nothing
-    assert decide_builds(20, 2, 2) == "refuse" and decide_builds(20, 20, 1) == "open"
+    assert BuildShare(builds=20).required == pytest.approx(0.861, abs=1e-3)
+    assert shown(BuildShare(builds=20), 20, 0) == pytest.approx(0.861, abs=1e-3)
+    assert decide_share(BuildShare(builds=20), 20, 0, 1) == "open"  # an unclear build shows nothing
+    assert decide_share(BuildShare(builds=20), 2, 0, 2) == "open"
+    assert decide_share(BuildShare(builds=20), 2, 2) == "refuse"
+    with pytest.raises(errors.ConfigError, match="58 builds can show"):
+        BuildShare(builds=58, share=0.95)
+    with pytest.raises(errors.ConfigError, match="tolerated is 0"):
+        BuildShare(builds=59, share=0.95, tolerated=0.2)

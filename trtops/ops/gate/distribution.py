@@ -1,4 +1,4 @@
-"""The gate on builds: a decision on a candidate from several builds of it."""
+"""The gate on builds: a decision on the share of a candidate's builds within the limits."""
 
 import math
 import time
@@ -13,10 +13,10 @@ from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.gate.findings import EVIDENCE, Decision, Finding, FindingOutcome
 from trtops.ops.gate.measurement import GateSession
 from trtops.ops.gate.op import end_gate, gate, registered
-from trtops.ops.gate.policy import GateConfig
+from trtops.ops.gate.policy import GateConfig, Policy
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import GateResult
-from trtops.ops.gate.tolerance import CONFIDENCE, TOLERATED, BuildsDecision, decide_builds, shown_share
+from trtops.ops.gate.tolerance import CONFIDENCE, BuildShare, ShareDecision, decide_share, shown_share
 from trtops.ops.result import model_file, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Section, Table
@@ -59,6 +59,7 @@ class GatedBuild(Record):
 class DistributionResult(GateResult):
     """The decision on a candidate from several builds of it."""
 
+    build_share: BuildShare
     candidate_builds: int  # of these some are ``outside`` the limits, and some ``unclear``
     outside: int
     unclear: int
@@ -95,7 +96,7 @@ def gate_builds(
     tags: Mapping[str, str] | None = None,
     parent: str | None = None,
 ) -> DistributionResult:
-    """Build candidate and accepted engine several times, and accept the candidate if all its builds are within limits.
+    """Build candidate and accepted engine several times, and decide on the share of builds within the policy's limits.
 
     Each build is a gate of its own below this run: no timing cache, no replay, no stored engine. The reference of the
     candidate's builds is the accepted build of median latency; without an accepted engine, that of the candidate's own
@@ -104,14 +105,14 @@ def gate_builds(
     """
     if config.candidate is not None:
         raise errors.ConfigError("candidate is one engine, which says nothing about other builds; leave it or builds.")
-    path = model_file(model)
-    label = f"{config.build.precision} {name_of(config.release)}, {config.builds} builds"
+    path, build_share = model_file(model), config.distribution
+    label = f"{config.build.precision} {name_of(config.release)}, {build_share.builds} builds"
     name = f"gate {path.stem} {label}"
     with (
         op_run(tracker, experiment, name, kind="gate_builds", model=path, tags=tags, parent=parent) as op,
         GateSession() as session,
     ):
-        op.run.log_params({"release": name_of(config.release), "policy": config.policy.digest, "builds": config.builds})
+        op.run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **build_share.to_dict()})
         where = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": op.run.id, "session": session}
         several = _Builds(path, config, tracker, where)
         first = several.add("first", path, config)  # finds the accepted engine, and shows if the data prove anything
@@ -119,8 +120,8 @@ def gate_builds(
         candidate_config = several.fixed_to_reference(first)
         reference, table = candidate_config.accepted, several.table
         holder, outside, unclear = "", 0, 0
-        decision: BuildsDecision = "open"
-        while not is_stopped and decision == "open" and len(table) < config.builds and several.minutes_left() > 0:
+        decision: ShareDecision = "open"
+        while not is_stopped and decision == "open" and len(table) < build_share.builds and several.minutes_left() > 0:
             keep_model = config.keep_model and not holder
             built = several.add("candidate", path, replace(candidate_config, keep_model=keep_model))
             is_alone = built.measured is not None and built.measured.accepted is None
@@ -129,7 +130,10 @@ def gate_builds(
             outside += built.verdict == "bad"
             unclear += built.verdict not in ("good", "bad")
             holder = holder or (built.holder if built.verdict == "good" else "")
-            decision = decide_builds(config.builds, len(table), outside, unclear)
+            decision = decide_share(build_share, len(table), outside, unclear)
+        share = build_share.required
+        if decision != "accept":
+            share = shown_share(build_share, len(table), outside + unclear)
         result = DistributionResult(
             title=f"gate {path.name} {label}",
             subject=str(path),
@@ -139,10 +143,11 @@ def gate_builds(
             release=name_of(config.release),
             holder=holder,
             seconds=time.perf_counter() - several.began,
+            build_share=build_share,
             candidate_builds=len(table),
             outside=outside,
             unclear=unclear,
-            share=shown_share(len(table), outside + unclear),
+            share=share,
             builds=tuple(several.builds),
             reference=reference or "",
             tactics=diff(table),
@@ -178,11 +183,11 @@ class _Builds:
         # The time that is left, shared by builds to come that need timing if these stay as frequent as they were, but
         # enough to build one and to decide on it. Without the first one there is nothing to compare with.
         timings = len({build.ratio for build in self.builds} - {None}) + 1
-        to_come = self.config.builds + _ACCEPTED_BUILDS + 1 - len(self.builds)
+        to_come = self.config.distribution.builds + _ACCEPTED_BUILDS + 1 - len(self.builds)
         share = self.minutes_left() / max(1.0, to_come * timings / (len(self.builds) + 1))
         enough = self.config.minutes / 2 if self._longest_build is None else 0.5 + 1.2 * self._longest_build / 60
         minutes = max(0.05, min(self.minutes_left(), max(share, enough)))
-        config = replace(config, builds=1, register=False, minutes=minutes)
+        config = replace(config, distribution=BuildShare(), register=False, minutes=minutes)
         number = len(self.builds) + 1
         result: GateResult = run_step(f"{of} build {number}", gate, model, config, **self.where)
         stored, measured = self.tracker.load(result.run_id), result.measured
@@ -224,6 +229,7 @@ class _Builds:
         config = replace(config, accepted=stored.id)
         # Builds that are bad for anything but their latency or size are no reference.
         ratios: dict[str, float] = {}
+        sizes: dict[str, int] = {}
         timed = config.policy.of(config.build.precision).latency is not None
         count = 0
         for release in dict.fromkeys(releases) if timed else ():
@@ -236,14 +242,27 @@ class _Builds:
                 count += 1
                 if {*result.subjects("refuse")} <= {"latency", "size"}:
                     ratios[result.holder] = 1.0 if result.ratio is None else result.ratio.ratio
+                    sizes[result.holder] = candidate.engine_bytes
         if not ratios:
             return config
         _, reference = sorted((ratio, holder) for holder, ratio in ratios.items())[len(ratios) // 2]
-        return replace(config, accepted=reference)
+        # Builds of one network differ in size, so the limit counts from the largest.
+        policy = _with_larger_size(config, max(sizes.values()) / sizes[reference])
+        return replace(config, accepted=reference, policy=policy)
 
 
-def _findings(result: DistributionResult, decision: BuildsDecision) -> Iterator[Finding]:
+def _with_larger_size(config: GateConfig, factor: float) -> Policy:
+    """The policy of a gate, with the candidate's size limit multiplied by a factor."""
+    limits = config.policy.of(config.build.precision)
+    if limits.size is None:
+        return config.policy
+    larger_limits = replace(limits, size=replace(limits.size, ratio=factor * limits.size.ratio))
+    return replace(config.policy, precisions={**config.policy.precisions, config.build.precision: larger_limits})
+
+
+def _findings(result: DistributionResult, decision: ShareDecision) -> Iterator[Finding]:
     """The decision on the share; then the reasons of refused builds, with an example of each."""
+    build_share = result.build_share
     text = (
         f"{result.outside} of {result.candidate_builds} are outside the limits: at least {_percent(result.share)} "
         f"of all builds are within, confidence {_percent(CONFIDENCE)}"
@@ -251,9 +270,9 @@ def _findings(result: DistributionResult, decision: BuildsDecision) -> Iterator[
     if result.unclear:
         text += f". {result.unclear} are undecided, and count as outside in this"
     if decision == "refuse":
-        text += f". More than {_percent(TOLERATED)} of all builds are outside"
-    elif decision == "open" and not result.outside:
-        text += "; each build has to be decided. Raise --minutes"
+        text += f". More than {_percent(build_share.tolerated)} of all builds are outside"
+    elif decision == "open":
+        text += f"; {_percent(build_share.required)} are required. Raise --builds or --minutes, or lower --share"
     outcomes: dict[str, FindingOutcome] = {"accept": "pass", "refuse": "refuse", "open": "open"}
     yield Finding("builds", outcomes[decision], text)
     for of in ("candidate", "accepted"):

@@ -26,6 +26,7 @@ from trtops.json import save_json
 from trtops.metadata import TensorMetadata
 from trtops.ops.gate.policy import LatencyLimit
 from trtops.record import Record
+from trtops.system.counters import count_instructions
 from trtops.system.processes import temporary_prefix
 from trtops.system.worker import Worker
 
@@ -117,7 +118,7 @@ class EngineProcess:
         return self._backend.worker.run(_inputs, timeout=self._backend.timeout)
 
     def visit(self, count: int, core: int | None) -> list[list[float]]:
-        """Seconds of ``count`` inferences for each metric, after a warm-up; on one processor."""
+        """Seconds, or instructions, of ``count`` inferences for each metric, after a warm-up; on one processor."""
         return self._backend.worker.run(_time_inferences, count, core, timeout=self._backend.timeout)
 
 
@@ -237,8 +238,9 @@ def close_engine() -> None:
 
 def _open_engine(engine: Engine, feeds: str, metrics: tuple[Metric, ...]) -> float:
     close_engine()
+    # Before the engine is open, since the counter includes only threads that start later.
     clocks: dict[Metric, Callable[[], float]] = {"wall": time.perf_counter, "cpu-time": time.process_time}
-    _clocks[:] = [clocks[metric] for metric in metrics]
+    _clocks[:] = [clocks.get(metric) or count_instructions() for metric in metrics]
     inputs = _load_feeds(feeds)
     runner = engine_backend(engine.backend).runner(engine, interleaved=True)
     runner.activate()

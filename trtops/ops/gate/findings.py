@@ -28,7 +28,7 @@ EVIDENCE = "evidence"
 _ACCEPTED = "the accepted engine"
 _OF_LOSS: dict[str, FindingOutcome] = {"within": "pass", "open": "open", "beyond": "refuse"}
 
-CLAIMS: dict[Metric, str] = {"wall": "Latency", "cpu-time": "CPU time"}
+CLAIMS: dict[Metric, str] = {"wall": "Latency", "cpu-time": "CPU time", "instructions": "Instructions"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +174,12 @@ def _output_findings(measured: Measured, limit: AccuracyLimit) -> Iterator[Findi
     assert measured.agreement is not None
     refused = 0
     for output in measured.widths:
-        if limit.widths is not None and output.distance_widths > limit.widths:
+        allowed = limit.widths_per_output.get(output.name, limit.widths)
+        if allowed is not None and output.distance_widths > allowed:
             refused += 1
             text = (
                 f"{output.distance_widths:.3g} noise widths from the accepted output ({output.distance:.3g}; a width "
-                f"is {output.width:.3g}); the limit is {limit.widths:g}"
+                f"is {output.width:.3g}); the limit is {allowed:g}"
             )
             yield Finding("accepted outputs", "refuse", text, output.name)
     with_width = {output.name for output in measured.widths}
@@ -234,8 +235,10 @@ def latency_finding(rounds: Rounds | None, limit: LatencyLimit) -> Finding:
         )
     else:
         text += f". This ratio is too close to the limit for this machine's noise of {ratio.noise:.1%}"
+    metrics = [metric for metric in ("cpu-time", "instructions") if metric not in rounds.starts]
     wider = [f"allow {ratio.high - 1:.0%}"] if limit.ratio < ratio.high < 2 else []
-    return Finding("latency", "open", f"{text}; {', '.join(('raise --minutes', 'pin cores', *wider))}")
+    advice = ["raise --minutes", "pin cores", *(["use --clock " + " or ".join(metrics)] if metrics else []), *wider]
+    return Finding("latency", "open", f"{text}; {', '.join(advice)}")
 
 
 def _precision_finding(candidate: EngineFacts, accepted: EngineFacts, allowed: float) -> Finding:

@@ -119,7 +119,7 @@ def gate_all(
     # The name is all that tells the rows of two releases apart.
     if len({*names}) < len(releases):
         raise errors.ConfigError(f"Two releases have the same name ({', '.join(names)}); give each file its own.")
-    gate_one = gate if config.builds == 1 else gate_builds
+    gate_one = gate if config.distribution.builds == 1 else gate_builds
     combinations = [
         (model, replace(config, build=replace(config.build, precision=precision), release=release))
         for model, precision, release in product(models, precisions or (config.build.precision,), releases)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from trtops import errors
 from trtops.backend.base import Build, Caches, Engine, Feed
@@ -133,7 +133,7 @@ class Measurement:
         backend = self._open_release("candidate", config.release, device)
         build, accepted = run_step("build", self._candidate, backend, feeds)
         with self._ending("build"):
-            metrics = deciding = _metrics(build.engine)
+            metrics, deciding = _metrics(config.clock, build.engine)
             process = EngineProcess(backend, build.engine, file, metrics)
             stack.callback(process.close)
             outputs = run_step("run", process.outputs)
@@ -178,7 +178,7 @@ class Measurement:
         )
         if self._limits.latency is not None and not measured.same_engine:
             threads = [compared.engine.options.get("intra_op_threads") for compared in (build, other)]
-            if threads[0] != threads[1]:
+            if config.clock == "auto" and threads[0] != threads[1]:
                 deciding = ("wall",)  # more threads may use more CPU time in less time
             self.measured = replace(measured, rounds=self._time(process, other_process, measured, deciding, threads[0]))
 
@@ -385,11 +385,14 @@ def _toggled(record: TacticRecord) -> Candidate:
     return Candidate.from_settings(pair for pair in record.settings if pair[0] in BY_NAME)
 
 
-def _metrics(engine: Engine) -> tuple[Metric, ...]:
-    """The metrics to measure of an engine."""
+def _metrics(metric: Metric | Literal["auto"], engine: Engine) -> tuple[tuple[Metric, ...], tuple[Metric, ...]]:
+    """The metrics to measure of an engine, and the deciding ones."""
     # On a GPU, its own clock measures. The CPU time of a process then says nothing about the latency.
     on_cpu = engine.options.get("providers") in (["CPUExecutionProvider"], ("CPUExecutionProvider",))
-    return ("wall", "cpu-time") if on_cpu else ("wall",)
+    if metric == "auto":
+        usual: tuple[Metric, ...] = ("wall", "cpu-time") if on_cpu else ("wall",)
+        return usual, usual
+    return ("wall",) if metric == "wall" else ("wall", metric), (metric,)
 
 
 def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResults) -> EngineFacts:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.next_step import arguments_of
 from trtops.ops.arguments import checked_arguments
@@ -19,9 +20,10 @@ from trtops.ops.gate.releases import name_of
 from trtops.ops.gate.result import GateResult
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpRun, model_file, model_source, op_run, run_step, tracker_or_default
+from trtops.system.counters import count_instructions
 from trtops.system.worker import close_workers
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Tracker
+from trtops.tracking.base import Tags, Tracker
 
 R = TypeVar("R", bound=GateResult)
 
@@ -40,8 +42,9 @@ def gate(
     """Build a candidate, compare it with the accepted engine, and decide by a policy.
 
     Both engines run in their own processes, each with its own release, on the same device. A release that cannot be
-    installed, a missing device, a failed build and an engine that does not run are refusals. ``session`` serves several
-    gates, which do not time equal engines again.
+    installed, a missing device, a failed build and an engine that does not run are refusals. UnsupportedFeatureError if
+    the metric cannot be measured on this machine. ``session`` serves several gates, which do not time equal engines
+    again.
 
     The first engine of a model is accepted for its comparison with the model, and gets an alias:
 
@@ -58,6 +61,8 @@ def gate(
     tracker = tracker_or_default(tracker)
     begin = time.perf_counter()
     path = model_file(model)
+    if config.clock == "instructions":
+        count_instructions()
     experiment = experiment or path.stem
     precision, release = config.build.precision, name_of(config.release)
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"
@@ -68,7 +73,7 @@ def gate(
         check_names(loaded, config.build, config.check)
         config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
         devices = ",".join(config.devices)
-        limits = {"policy": config.policy.digest, "minutes": config.minutes}
+        limits = {"policy": config.policy.digest, "minutes": config.minutes, "clock": config.clock}
         run.log_params({"release": release, "devices": devices, **limits})
         findings: tuple[Finding, ...] = ()
         with contextlib.ExitStack() as stack:
@@ -99,6 +104,36 @@ def gate(
         )
         if measured is not None:
             log_evaluation(run, measured.evaluation, engine=measurement.holder)
+        result = end_gate(op, result)
+    return registered(result, config, tracker)
+
+
+def approve(
+    result: GateResult,
+    config: GateConfig,
+    *,
+    accept: bool,
+    person: str,
+    reason: str,
+    tracker: Tracker,
+    tags: Tags | None = None,
+) -> GateResult:
+    """Decide an undecided gate as a person did, in a run of its own, and register an accepted engine.
+
+    Raises ConfigError if the gate is not undecided, or has no engine.
+    """
+    if result.decision != "undecided" or not result.holder:
+        raise errors.ConfigError(f"Gate {result.run_id} needs no approval: {result.headline}.")
+    findings = tuple(
+        replace(finding, outcome="note") if finding.outcome == "open" else finding for finding in result.findings
+    )
+    answer = Finding("approval", "pass" if accept else "refuse", f"{person} decided: {reason}")
+    approval_tags = {**(tags or {}), schema.Tag.EVIDENCE: result.holder}
+    with op_run(tracker, result.experiment, f"approval of {result.title}", kind="gate", tags=approval_tags) as op:
+        op.run.log_params({"decides": result.run_id, "person": person, "reason": reason})
+        result = replace(result, findings=(*findings, answer))
+        if result.measured is not None:
+            log_evaluation(op.run, result.measured.evaluation, engine=result.holder)
         result = end_gate(op, result)
     return registered(result, config, tracker)
 

@@ -8,6 +8,7 @@ Policies are YAML files::
     interface: false                   # inputs and outputs may change
     accuracy:
       widths: 2.5                      # distance from the accepted outputs, in noise widths
+      widths_per_output: {boxes: 4}
       tolerances: {atol: 1.0e-4, rtol: 1.0e-4, per_output: {scores: {min_cosine: 0.999}}}
     precisions:
       int8:                            # overrides for one precision
@@ -17,14 +18,16 @@ Policies are YAML files::
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trtops import errors
+from trtops.backend.ratio import Metric
 from trtops.comparator.report import Tolerances
 from trtops.comparator.tasks.scores import parse_loss
 from trtops.ops.engines.yaml_records import merge, read_yaml
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig
 from trtops.ops.gate.releases import HERE
+from trtops.ops.gate.tolerance import BuildShare
 from trtops.record import Config, setting
 from trtops.spec import Precision
 
@@ -57,6 +60,7 @@ class AccuracyLimit(Config):
     tolerances: Tolerances | None = None  # compared with the reference; the defaults of the precision if None
     # Largest distance of an output from the accepted one, in noise widths; None for a retrained model.
     widths: float | None = 2.5
+    widths_per_output: Mapping[str, float | None] = field(default_factory=dict)
     # Largest loss of a task metric on labelled data, compared with the accepted engine; points of the metric.
     loss: str | None = "0.5%"
 
@@ -117,6 +121,8 @@ class GateConfig(
             precision and device.
         policy: What is accepted.
         minutes: Time limit of the whole gate, builds included. A candidate that is not decided by then is undecided.
+        clock: What is compared with the latency limit. ``auto`` is latency (``wall``) and, where a loaded machine
+            leaves it open, the CPU time of engines on the CPU. ``instructions`` needs hardware counters.
         release: Constraints file of pip for the release that builds and runs the candidate; this environment if empty.
         others: Those of releases that the accepted engine may need, which runs with its own.
         devices: GPUs to measure on, as in ``CUDA_VISIBLE_DEVICES``; those of that variable, or the first, if empty.
@@ -128,8 +134,7 @@ class GateConfig(
         accept_unproven: Accept a candidate that was compared on data that cannot support a verdict, such as random
             values in shapes that were not given.
         keep_model: Log the model file with its external data.
-        builds: Number of builds of the candidate that must be within the limits: 20 show that 86 % of all builds are,
-            and 59 that 95 % are.
+        distribution: How many builds are gated, and which share of all builds must be within the limits.
         timeout_seconds: Time limit of a build and of each step of the measurement; None waits without limit.
     """
 
@@ -138,6 +143,7 @@ class GateConfig(
     check: CheckConfig = field(default_factory=lambda: CheckConfig(iterations=4, latency_runs=0, plots="never"))
     policy: Policy = field(default_factory=Policy)
     minutes: float = 5.0
+    clock: Metric | Literal["auto"] = "auto"
     release: str = setting(HERE, file="reads")
     others: tuple[str, ...] = setting((), file="reads")
     devices: tuple[str, ...] = ()
@@ -147,12 +153,14 @@ class GateConfig(
     require_accepted: bool = False
     accept_unproven: bool = False
     keep_model: bool = True
-    builds: int = setting(1, least=1)
+    distribution: BuildShare = field(default_factory=BuildShare)
     timeout_seconds: float | None = 1800.0
 
     def __post_init__(self) -> None:
         if not self.minutes > 0:
             raise errors.ConfigError(f"minutes is {self.minutes}; expected more than 0.")
+        if self.clock in ("cpu-time", "instructions") and self.build.backend != "onnxruntime":
+            raise errors.ConfigError(f"The clock {self.clock} does not measure a GPU; expected auto or wall.")
 
 
 def read_policy(path: str | Path) -> Policy:
