@@ -8,6 +8,7 @@ Each flow calls an op of ``trtops``, and has all options of its config as parame
     evaluate ops/engines/evaluate.py
     compare  ops/comparing/compare.py
     nightly  ops/engines/build_list.py, each build as a task
+    watch    the same, for new models of a folder
 
 Deployments in ``prefect.yaml``:
 
@@ -19,8 +20,9 @@ Deployments in ``prefect.yaml``:
     compare-cpu  on demand
     nightly-cpu  cron 30 1 * * *       models: models.yaml; backends: [onnxruntime]
     nightly-gpu  cron 30 1 * * *, off  models: models.yaml; backends: [tensorrt]
+    watch-cpu    every 600 s           folder: models
 """
 
-from trtops.flows import compare, convert, evaluate, nightly
+from trtops.flows import compare, convert, evaluate, nightly, watch
 
-__all__ = ["compare", "convert", "evaluate", "nightly"]
+__all__ = ["compare", "convert", "evaluate", "nightly", "watch"]

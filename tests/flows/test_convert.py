@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_UI_URL, temporary_settings
 from prefect.states import Crashed
 
 from flows.calibrate import calibrate, sensitivity
-from flows.convert import convert, nightly
+from flows.convert import convert, nightly, watch
 from flows.store import reap
 from tests import models
 from tests.forking import run_in_children
@@ -141,7 +141,7 @@ def test_results_are_neither_persisted_nor_read(
     assert written and all(json.loads(content) for content in written)
 
 
-def test_list_is_built(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_and_folder_are_built(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models.conv_net().fixed().write(tmp_path)
     listed = tmp_path / "list.yaml"
     listed.write_text("models:\n  - model: conv_net.onnx\n    policy: {isolated: false}\n  - model: conv_nett.onnx\n")
@@ -149,18 +149,23 @@ def test_list_is_built(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = nightly(listed)
     assert result.headline == "1 of 2 failed (1 good, 1 error): conv_nett"
     assert [build.outcome for build in result.builds] == ["good", "error"]
+    with get_client(sync_client=True) as client:
+        boards = (artifact for artifact in client.read_artifacts() if artifact.key == "board")
+        shown = str(max(boards, key=lambda artifact: artifact.created).data)
+    assert shown.index("conv_nett.onnx | onnxruntime") < shown.index("conv_net.onnx | onnxruntime")
     assert len(default_tracker().find("conv_net")) == 1
-    listed.write_text("models:\n  - model: moved.onnx\n    precisions: [fp16]\n")
     (tmp_path / "conv_net.onnx").rename(tmp_path / "moved.onnx")
     with monkeypatch.context() as context:
         context.setattr(CommandData, "request", Mock(side_effect=errors.TrackingUnavailableError("the store is away")))
-        result = nightly(listed)
+        result = watch(tmp_path, pattern="*.onnx", settle_seconds=0.0, precisions=("fp16",))
     assert (result.verdict, result.headline) == ("error", "1 of 1 failed (1 error): moved")
     [failed] = default_tracker().find("moved")  # not one for each retry
-    assert result.builds[0].run_id == failed.id and failed.id[:8] in result.page()
+    assert failed.tags[schema.Tag.TRANSIENT] == "true" and result.builds[0].run_id == failed.id
+    assert failed.id[:8] in result.page()
 
     listed.write_text("models: []")
     assert nightly(listed, experiment="x").headline == "nothing to build"
+    assert watch(tmp_path / "none").builds == ()
 
 
 def test_sensitivity_reads_cache_of_calibration(store: Path, tmp_path: Path) -> None:

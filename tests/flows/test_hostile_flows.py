@@ -45,7 +45,8 @@ def flows_on_store() -> dict[str, Callable[[], object]]:
         "convert": lambda: flows.convert(MODEL, experiment="Default"),
         "audit": lambda: flows.audit(experiment="Default", rebuild=False),
         "diff_tactics": lambda: flows.diff_tactics(experiment="Default"),
-        "nightly": lambda: flows.nightly(Path("models.yaml")),
+        "nightly": lambda: flows.nightly(Path("models.yaml"), only_new=True),
+        "watch": lambda: flows.watch(Path(), settle_seconds=0.0),
         "prune_runs": lambda: flows.prune_runs(older_than_days=0.0),
         "reap": lambda: flows.reap(),
     }

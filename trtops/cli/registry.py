@@ -71,6 +71,7 @@ COMMANDS: dict[Path, str] = {
     ("plugin", "match"): "find the places where plugins fit",
     ("plugin", "replace"): "insert plugins at these places",
     ("runs", "list"): "list runs",
+    ("runs", "board"): "show the last verdict of every listed model, on each device and in each precision",
     ("runs", "show"): "show everything a run holds",
     ("runs", "compare"): "show params and numbers of runs side by side",
     ("runs", "evaluate"): "evaluate stored runs with other tolerances",

@@ -19,7 +19,7 @@ from trtops.tracking.location import default_root
 _FLOWS = {
     "trtops.flows.analyses": "accuracy audit bundle choose gate precision reduce triage",
     "trtops.flows.campaigns": "bisect debug_build diff_tactics promote prove",
-    "trtops.flows.engines": "calibrate compare convert evaluate nightly sensitivity",
+    "trtops.flows.engines": "calibrate compare convert evaluate nightly sensitivity watch",
     "trtops.flows.reaping": "prune_runs reap",
 }
 

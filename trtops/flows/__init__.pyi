@@ -245,7 +245,8 @@ gate: GateFlow
 class NightlyFlow(OpFlow[..., BuildListResult]):
     def __call__(  # type: ignore[override, unused-ignore]
         self, models: str | PathLike[str], config: BuildListConfig | None = ..., *, experiment: str | None = ...,
-        backends: Sequence[Literal['onnxruntime', 'tensorrt']] | None = ...
+        backends: Sequence[Literal['onnxruntime', 'tensorrt']] | None = ..., only_new: bool | None = ..., attempts: int
+        | None = ..., settle_seconds: float | None = ...
     ) -> BuildListResult: ...
 
 nightly: NightlyFlow
@@ -337,3 +338,12 @@ class TriageFlow(OpFlow[..., TriageResult]):
     ) -> TriageResult: ...
 
 triage: TriageFlow
+
+class WatchFlow(OpFlow[..., BuildListResult]):
+    def __call__(  # type: ignore[override, unused-ignore]
+        self, folder: str | PathLike[str], *, pattern: str = ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16',
+        'fp8', 'int8']] = ..., backends: Sequence[Literal['onnxruntime', 'tensorrt']] = ..., data: str | None = ...,
+        shapes: Mapping[str, Sequence[int]] | None = ..., settle_seconds: float = ..., experiment: str | None = ...
+    ) -> BuildListResult: ...
+
+watch: WatchFlow

@@ -26,6 +26,7 @@ from trtops.ops.comparing.run import RunResult as RunResult
 from trtops.ops.comparing.run import run_models as run_models
 from trtops.ops.comparing.saved_data import concat as concat
 from trtops.ops.comparing.saved_data import merge as merge
+from trtops.ops.engines.board import board as board
 from trtops.ops.engines.build_list import BuildListConfig as BuildListConfig
 from trtops.ops.engines.build_list import BuildListResult as BuildListResult
 from trtops.ops.engines.build_list import build_list as build_list
@@ -41,6 +42,7 @@ from trtops.ops.engines.evaluate import evaluate as evaluate
 from trtops.ops.engines.evaluate_result import EvaluateResult as EvaluateResult
 from trtops.ops.engines.model_list import ListedModel as ListedModel
 from trtops.ops.engines.model_list import ModelList as ModelList
+from trtops.ops.engines.model_list import folder_list as folder_list
 from trtops.ops.engines.model_list import read_model_list as read_model_list
 from trtops.ops.engines.sensitivity import SensitivityConfig as SensitivityConfig
 from trtops.ops.engines.sensitivity import SensitivityResult as SensitivityResult

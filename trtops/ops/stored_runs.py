@@ -208,7 +208,7 @@ def _metric_text(name: tuple[str, ...], value: float) -> str:
     return f"{value:.0f}" if name[-1].endswith("bytes") else f"{value:.6g}"
 
 
-_INCOMPARABLE = ("sha256", "skipped")  # ends of names of params that say nothing next to others
+_INCOMPARABLE = ("sha256", "skipped", "listed")  # ends of names of params that say nothing next to others
 _FIRST_LINES = ("computes_in", "error/of_limit", "latency/p50_ms", "latency/p99_ms", "build/engine_bytes")
 
 

@@ -80,7 +80,9 @@ class Tag:
     FAULT = "trtops.fault"  # the kind of fault that triage found
     GATE = "trtops.gate"  # accept, refuse, undecided or error
     MANIFEST_SHA256 = "trtops.manifest.sha256"  # of the original manifest, which has the digests of all artifacts
-    LISTED = "trtops.listed"  # the run of the list that a build is of, and its number there
+    LISTED = "trtops.listed"  # model, release, environment and options of a listed build
+    LISTED_AS = "trtops.listed_as"  # digest of its machine, path and options
+    TRANSIENT = "trtops.transient"  # true if a run failed for no fault of its model (trtops.errors.is_transient)
     TABLES = "mlflow.loggedArtifacts"  # artifacts that the UI shows as tables
     NOTE = "mlflow.note.content"  # Markdown on the run's page
     USER = "mlflow.user"  # set by MLflow
@@ -100,6 +102,7 @@ AS_PARAM = {
     Tag.DRIVER: "env.driver",
     Tag.CUDA: "env.cuda",
     Tag.GIT_COMMIT: "env.git_commit",
+    Tag.LISTED: "listed",
     Tag.PREFECT_URL: "prefect_url",
 }
 MAX_SHORT_TAG = 100

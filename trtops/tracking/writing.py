@@ -31,7 +31,7 @@ from trtops.verdict import MARKS, Verdict
 log = logging.getLogger(__name__)
 
 # Tags given to a new run that are long, and so become params.
-_FIRST_PARAMS = {Tag.MODEL_PATH, Tag.GOLDEN_SHA256, Tag.PREFECT_URL}
+_FIRST_PARAMS = {Tag.MODEL_PATH, Tag.GOLDEN_SHA256, Tag.LISTED, Tag.PREFECT_URL}
 
 
 class Run(ABC):
@@ -204,6 +204,8 @@ class Run(ABC):
                     elif info.parent is None and self.outlives_process:
                         step = step_after_failure(self.id, info.kind).in_store(self.store_folder)
                         log.warning("Run %s was interrupted. Next: %s", self.id, step)
+                    if errors.is_transient(error):
+                        tags[Tag.TRANSIENT] = "true"
                     if self._sealed:
                         # The digest of a manifest that could not be written would make the run look finished.
                         tags[Tag.MANIFEST_SHA256] = ""

@@ -11,7 +11,7 @@ from trtops.cli import configs, groups
 from trtops.cli.commands import inspect
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, direct_command, no_verdict, op_job, tracker
-from trtops.cli.logs import is_detailed, say, say_json, say_table
+from trtops.cli.logs import is_detailed, say, say_json, say_result, say_table
 from trtops.terminal import one_line
 from trtops.tracking.records import RUN_PREFIX, EngineQuery
 from trtops.tracking.schema import KINDS, Tag
@@ -113,6 +113,29 @@ def _show_list(rows: list[Any], best: str) -> None:
 
 
 show = replace(inspect.run, examples=("trtops runs show 8d6e3f1a",))
+
+
+@command(
+    Group(
+        "board",
+        flag("--nights N", "number of nights to show, for each list and machine", default=14),
+        flag("-o --output FILE", "also write the board as a page of HTML"),
+    ),
+    *_READ,
+    examples=("trtops runs board -o board.html",),
+)
+def board(args: Options) -> Job:
+    """Show the last verdict, error and latency of every listed model, on each device and in each precision.
+
+    Models that are not good come first. Exits with 1 if there is one.
+    """
+
+    def show(result: Any, store: str | None) -> None:
+        expendable = ("last", "machine", "change", "device", "back end", "nights")
+        say_table(result.table().columns, result.table().rows, expendable)
+        say_result(result, store)
+
+    return op_job(args, "board", nights=args.nights, output=args.output, store="reads", show=show)
 
 
 @command(Group("runs", flag("runs+", "ids of runs")), *_READ, examples=("trtops runs compare 8d6e3f1a 1a2b3c4d",))

@@ -205,6 +205,13 @@ def read_model_list(path: str | Path) -> ModelList:
     return ModelList(path=str(path), models=tuple(models), lines=tuple(lines))
 
 
+def folder_list(folder: str | Path, pattern: str, entry: ListedModel) -> ModelList:
+    """A list of a folder's models matching a pattern; ``entry`` has the options of each build."""
+    absolute = Path(folder).resolve()
+    absolute_entry = _with_absolute_paths(replace(entry, model=f"{glob.escape(str(absolute))}/{pattern}"), Path.cwd())
+    return ModelList(path=str(absolute), models=(absolute_entry,), lines=(0,))
+
+
 def _with_absolute_paths(entry: ListedModel, folder: Path) -> ListedModel:
     # The folder's name may have characters that are special in a pattern.
     model = entry.model if Path(entry.model).is_absolute() else f"{glob.escape(str(folder))}/{entry.model}"
