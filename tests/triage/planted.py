@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from tests import models
 from trtops.backend.onnx.model import Model
@@ -126,6 +127,19 @@ def plain(proto: onnx.ModelProto, build: BuildConfig = FP32, **check: Any) -> tu
     return proto, TriageConfig(build=build, check=replace(CHECK, **check))
 
 
+def against(golden: onnx.ModelProto, proto: onnx.ModelProto, folder: Path) -> tuple[onnx.ModelProto, TriageConfig]:
+    """A model with the one it should be."""
+    onnx.save(golden, folder / "golden.onnx")
+    return proto, TriageConfig(check=CHECK, golden_model=str(folder / "golden.onnx"))
+
+
+def with_weight(proto: onnx.ModelProto, name: str, change: Callable[[Any], Any]) -> onnx.ModelProto:
+    """The model with one weight changed."""
+    [tensor] = [t for t in proto.graph.initializer if t.name == name]
+    tensor.CopyFrom(numpy_helper.from_array(np.asarray(change(numpy_helper.to_array(tensor).copy())), name))
+    return proto
+
+
 def range_cut(proto: onnx.ModelProto, tensor: str, folder: Path) -> tuple[onnx.ModelProto, TriageConfig]:
     """INT8 with one range of a twentieth of the values."""
     feed = feed_of(proto, rows=16)
@@ -158,17 +172,32 @@ def at_edge(
 
 GELU = "[g0] e0 = Div(b, root2) [g1] e1 = Erf(e0) [g2] e2 = Add(e1, one) [g3] e3 = Mul(b, e2) [g4] c = Mul(e3, half)"
 GELU_WEIGHTS = {"root2": np.float32(2**0.5), "one": np.float32(1), "half": np.float32(0.5)}
+ROUNDED = "[up] i = Mul(b, ten) [toint] j = Cast<to = 7>(i) [tofloat] k = Cast<to = 1>(j) [down] c = Div(k, ten)"
+UNROUNDED = "[up] i = Mul(b, ten) [down] c = Div(i, ten)"
+TEN = {"ten": np.float32(10)}
 LARGE = {"k": np.float32(3000.0)}
 FOUR_ROWS = "[fix] g = Reshape(b, four) c = Relu(g)"
 VARIANCE = "[sq] s = Mul(x, x) [ms] m2 = ReduceMean<axes = [-1]>(s) [mm2] q = Mul(mu, mu) [diff] v = Sub(m2, q)"
 
 
+def gated(make: Callable[..., onnx.ModelProto], is_open: bool) -> onnx.ModelProto:
+    """A model with a branch that can be closed."""
+    gate = np.float32(is_open)
+    return make("[gate] h = Mul(b, open) [act] c = Relu(h)", {"open": gate})
+
+
 FAULTS: tuple[Planted, ...] = (
+    Planted("wrong constant, dense", ("wrong constant",), ("w0", "mm0"),
+            lambda f: against(dense(), with_weight(dense(), "w0", lambda a: np.where(a == a.max(), a + 3, a)), f)),
+    Planted("wrong constant, transformer", ("wrong constant",), ("w_in", "mlp_in"),
+            lambda f: against(transformer(), with_weight(transformer(), "w_in", lambda a: a * 1.5), f)),
     Planted("overflow, dense", ("overflow",), ("big", "square", "sq"),
             lambda f: plain(dense("[big] g = Mul(b, k) [sq] h = Mul(g, g) [root] c = Sqrt(h)", LARGE), FP16)),
     Planted("overflow, convolutional", ("overflow",), ("big", "g"),
             lambda f: plain(convolutional("[big] g = Mul(b, k) [small] c = Div(g, k)", {"k": np.float32(5e4)}), FP16)),
-    Planted("cancellation, normed", ("rounding", "nan"), ("diff", "v", "root", "guard", "norm"),
+    Planted("cancellation, dense", ("cancellation",), ("down", "h"),
+            lambda f: plain(dense("[up] g = Add(b, k) [down] c = Sub(g, k)", LARGE), FP16)),
+    Planted("cancellation, normed", ("cancellation", "underflow", "rounding"), ("diff", "v", "root", "guard", "norm"),
             lambda f: plain(normed(variance=VARIANCE), FP16, data=saved(f, {"x": models.random(4, 16) * 0.3 + 20}))),
     Planted("tactic, transformer", ("tactic",), ("GeluApproximation",),
             lambda f: plain(transformer(), APPROXIMATE)),
@@ -176,10 +205,14 @@ FAULTS: tuple[Planted, ...] = (
             lambda f: plain(dense(GELU, GELU_WEIGHTS), APPROXIMATE)),
     Planted("range cut, dense", ("range",), ("c",), lambda f: range_cut(dense(), "c", f)),
     Planted("range cut, convolutional", ("range",), ("c",), lambda f: range_cut(convolutional(), "c", f)),
-    Planted("guard underflows, normed", ("nan",), ("norm", "o", "guard", "eps"),
+    Planted("guard underflows, normed", ("underflow", "nan"), ("norm", "o", "guard", "eps"),
             lambda f: plain(normed(eps=1e-12), FP16, data=flat_rows(f))),
     Planted("guard fails, dense", ("nan",), ("root", "c"),
             lambda f: plain(dense("[shift] g = Sub(b, one) [root] c = Sqrt(g)", {"one": np.float32(1)}))),
+    Planted("cast lost, dense", ("lost node",), ("tofloat", "toint", "down"),
+            lambda f: against(dense(ROUNDED, TEN), dense(UNROUNDED, TEN), f)),
+    Planted("cast lost, convolutional", ("lost node",), ("tofloat", "toint", "down"),
+            lambda f: against(convolutional(ROUNDED, TEN), convolutional(UNROUNDED, TEN), f)),
     Planted("not repeatable, dense", ("not repeatable",), ("noise", "q", "sum"), lambda f: plain(noisy(dense))),
     Planted("not repeatable, convolutional", ("not repeatable",), ("noise", "q", "sum"),
             lambda f: plain(noisy(convolutional))),
@@ -187,5 +220,9 @@ FAULTS: tuple[Planted, ...] = (
             lambda f: at_edge(embedded(rows=16), "tokens", (1,), (32,), (4,))),
     Planted("shape at the edge, dense", ("shape",), ("fix",),
             lambda f: at_edge(dense(FOUR_ROWS, {"four": np.array([4, 32])}), "x", (4, 32), (8, 32), (4, 32))),
+    Planted("dead branch, dense", ("dead branch",), ("gate", "h"),
+            lambda f: against(gated(dense, True), gated(dense, False), f)),
+    Planted("dead branch, convolutional", ("dead branch",), ("gate", "h"),
+            lambda f: against(gated(convolutional, True), gated(convolutional, False), f)),
 )  # fmt: skip
-"""Thirteen faults of seven kinds in five models."""
+"""Twenty faults of ten kinds in five models."""

@@ -293,7 +293,7 @@ def sensitivity(args: Options) -> Job:
     Group(
         "triage",
         flag("--golden --load-outputs FILE", "saved outputs to use as the reference"),
-        flag("-o --output FOLDER", "where to write the smallest case", to="folder"),
+        flag("-o --output FOLDER", "where to write the smallest case and its bundle", to="folder"),
     ),
     configs.config_flags("triage", "TriageConfig", {"campaign_builds": "--max-builds"}, skip="build check replay"),
     groups.JSON,

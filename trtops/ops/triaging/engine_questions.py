@@ -13,6 +13,7 @@ from trtops.calibration.data import data_source
 from trtops.comparator.report import compare_outputs
 from trtops.metadata import TensorMetadata
 from trtops.next_step import NextStep
+from trtops.ops.bundling.op import BundleConfig, bundle
 from trtops.ops.campaign.config import DebugBuildConfig
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
@@ -23,12 +24,18 @@ from trtops.ops.search.reduce import ReduceConfig, reduce
 from trtops.ops.search.submodel import Check, ComparisonCheck
 from trtops.ops.triaging.result import Kind, Step
 from trtops.ops.triaging.subject import Subject, first_lines
+from trtops.spec import BuildConfig
 from trtops.tables import counted, listed
 from trtops.tracking.memory import MemoryTracker
 
-MINIMAL = "minimal.onnx"
+MINIMAL, INPUTS, BUNDLE = "minimal.onnx", "minimal_inputs.json", "bundle.zip"
 
 _MAX_CHECKS = 200  # of sub-models, and of sets of nodes to keep
+# These make infinity or NaN of a value that rounding made zero.
+_DIVIDING = frozenset({"Div", "Log", "Reciprocal", "Pow", "Sqrt"})
+_ADDING = frozenset({"Sub", "Add", "Sum", "ReduceSum", "ReduceMean"})
+# A result smaller than this share of its operands is called cancellation.
+_CANCELS = 0.25
 
 
 def low_precision(subject: Subject) -> LowPrecision:
@@ -136,11 +143,19 @@ def ask_divergence(subject: Subject) -> Step:
         nonfinite = comparison.tensor(comparison.first_nonfinite)
         # Weights that are 0 in FP16 only.
         flushed = tuple(lower_precision(subject.model.proto(), low).flushed)
-        return Step("NaN appears", evidence, kind="nan", places=(nonfinite.node, nonfinite.name, *flushed))
+        kind: Kind = "underflow" if nonfinite.op in _DIVIDING else "nan"
+        return Step("NaN appears", evidence, kind=kind, places=(nonfinite.node, nonfinite.name, *flushed))
     name = comparison.origin or comparison.first
     if name is None:
         return Step("no tensor shows it", evidence, kind="rounding")
-    return Step("rounding adds up", evidence, kind="rounding", places=(comparison.tensor(name).node, name))
+    origin, index = comparison.tensor(name), [tensor.name for tensor in comparison.tensors].index(name)
+    # Cancellation: the result is much smaller than the operands; only some of these are known.
+    operands = [tensor for tensor in comparison.tensors if tensor.name in comparison.chain and tensor != origin]
+    operands += comparison.tensors[max(index - 3, 0) : index]
+    largest = max((tensor.magnitude for tensor in operands), default=0.0)
+    cancels = origin.op in _ADDING and (origin.growth or 0) > 1 / _CANCELS and origin.magnitude < _CANCELS * largest
+    answer = "a difference cancels" if cancels else "rounding adds up"
+    return Step(answer, evidence, kind="cancellation" if cancels else "rounding", places=(origin.node, name))
 
 
 def ask_keep(subject: Subject) -> Step:
@@ -235,3 +250,28 @@ def _check(subject: Subject) -> Check:
     except errors.BackendError:
         return builds  # engines that are built here need not run here
     return ComparisonCheck(runner=side, tolerances=subject.tolerances, failures=("build", "inference"))
+
+
+def ask_bundle(subject: Subject) -> Step:
+    """Whether the smallest case can be reproduced without trtops."""
+    path = subject.files / MINIMAL
+    if not path.is_file():
+        return Step("nothing to bundle", ("There is no smallest case.",))
+    check = replace(subject.config.check, data=str(subject.files / INPUTS), golden=None, tolerances=subject.tolerances)
+    side, replay = subject.side(), None
+    build = BuildConfig(precision=low_precision(subject)) if "divergence" in subject.answers else side.config
+    if side.caches.replay is not None and "divergence" not in subject.answers:
+        replay = subject.files / "replay.json"
+        replay.write_text(side.caches.replay.to_json(), encoding="utf-8")
+    changes = {"check": check, "build": replace(build, profiles=())}  # inputs of a part have other names
+    try:
+        with contextlib.suppress(errors.BackendError):  # a failed build is a case as well
+            conversion = subject.convert(path=path, replay=None if replay is None else str(replay), **changes)
+            if conversion.verdict != "bad":
+                return Step("no", (f"Built alone, the smallest case is {conversion.verdict}.",), builds=1)
+        [run] = subject.tracker.find(parent=subject.parent)
+        bundled = bundle(run.id, BundleConfig(output=str(subject.files / BUNDLE)), tracker=subject.tracker)
+    except errors.TrtopsError as exc:
+        return Step("no", first_lines([str(exc)]), builds=1)
+    last_line = (bundled.printed.strip().splitlines() or ["It could not be tried here."])[-1]
+    return Step("yes", (f"{BUNDLE}, {bundled.size} bytes.", last_line), builds=1)

@@ -3,17 +3,23 @@
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
 
 from trtops import errors
-from trtops.backend.onnx.walk import node_name
+from trtops.backend.onnx import walk
+from trtops.backend.onnx.edit import set_outputs
+from trtops.backend.onnx.model import Model
+from trtops.backend.onnx.submodel import Cutter
+from trtops.backend.onnx.walk import constant_tensors, label, node_name
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.backend.torch.export import export_of
 from trtops.calibration.data import data_source
-from trtops.comparator.report import compare_outputs
+from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.data import naming_assumed
@@ -25,6 +31,8 @@ from trtops.ops.triaging.result import Step
 from trtops.ops.triaging.subject import Subject, first_lines
 from trtops.spec import BuildConfig
 from trtops.tables import counted
+
+Outputs: TypeAlias = Sequence[Mapping[str, Any]]
 
 _REMEDIES: Mapping[LossKind, str] = {
     "values": "report the module that differs to the makers of the exporter, or write it in other operators",
@@ -120,19 +128,94 @@ def ask_repeats(subject: Subject) -> Step:
 
 def ask_golden(subject: Subject) -> Step:
     """Whether the model itself agrees with the golden outputs."""
-    path = subject.config.check.golden
-    if path is None:
-        return Step("none given", ("Without golden outputs, the model is taken to be right.",))
-    golden = RunResults.load(path)[0][1]
+    config, twin = subject.config, None
+    golden: Outputs
+    if config.golden_model is not None:
+        twin = Model.load(config.golden_model).proto()
+        golden = reference_outputs(twin, subject.feeds)
+    elif config.check.golden is not None:
+        golden = list(RunResults.load(config.check.golden)[0][1])
+    else:
+        return Step("none given", ("Without golden outputs and golden model, the model is taken to be right.",))
     exact = subject.right_model(BuildConfig()).tolerances(None)
     names = [name for name in golden[0] if name in subject.outputs[0]]
     report = compare_outputs(_only(names, subject.outputs), _only(names, golden), exact)
     if report:
         return Step("agrees", ("In FP32, without optimizations, the model agrees with the golden outputs.",))
-    evidence = f"In FP32, without optimizations, the model is wrong: {first_lines(report.reasons)[0]}"
-    places = tuple(output.name for output in report.bad)
-    return Step("differs", (evidence,), kind="model", places=places, remedy="export the model again")
+    wrong = f"In FP32, without optimizations, the model is wrong: {first_lines(report.reasons)[0]}"
+    # Names are all that two exports of a model have in common. Saved outputs may have tensors inside the model too.
+    proto = subject.model.proto()
+    makers = walk.makers(proto.graph.node)
+    golden_names = golden[0].keys() if twin is None else walk.makers(twin.graph.node).keys()
+    names = [name for name in _tensor_names(proto) if name in golden_names]
+    actual = _values(proto, names, subject.feeds)
+    expected = _only(names, golden) if twin is None else _values(twin, names, subject.feeds)
+    name = _first_bad(names, actual, expected, replace(exact, nans_equal=True, infinities_equal=True))
+    if name is None:
+        return Step("differs", (wrong,), kind="model", remedy="export the model again")
+    places = node_name(makers[name]), name
+    first = f"The first of {len(names)} tensors that differs is {name!r}, made by {label(makers[name])}."
+    # A branch that nothing passes has the same value everywhere.
+    if _is_constant(actual, name) and not _is_constant(expected, name):
+        first += " It has one value for all inputs; the golden one does not."
+        fault = Step("differs", kind="dead branch", remedy="find out why nothing gets through there")
+    elif twin is None:
+        fault = Step("differs", kind="model", remedy=f"see what feeds {places[0]!r}")
+    else:
+        fault = _difference_of_nodes(proto, twin, makers[name], name)
+    return replace(fault, evidence=(wrong, first, *fault.evidence), places=(*fault.places, *places))
 
 
-def _only(names: Sequence[str], outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _difference_of_nodes(proto: onnx.ModelProto, twin: onnx.ModelProto, node: onnx.NodeProto, tensor: str) -> Step:
+    """Compare a node with the producer of the tensor of the same name in the golden model."""
+    makers, twin_makers = walk.makers(proto.graph.node), walk.makers(twin.graph.node)
+    other = twin_makers[tensor]
+    weights, golden_weights = constant_tensors(proto.graph), constant_tensors(twin.graph)
+    for name, golden_name in zip(node.input, other.input):
+        if name not in weights or golden_name not in golden_weights:
+            continue
+        constant, golden_constant = map(onnx.numpy_helper.to_array, (weights[name], golden_weights[golden_name]))
+        if constant.dtype != golden_constant.dtype or constant.tobytes() != golden_constant.tobytes():
+            sentence = f"Its constant {name!r} differs from the golden model's {golden_name!r}."
+            remedy = f"replace {name!r} by the golden model's {golden_name!r}"
+            return Step("differs", (sentence,), kind="wrong constant", places=(name,), remedy=remedy)
+    # Nodes of the golden model just above, whose results this model does not have.
+    lost = [twin_makers[name] for name in other.input if name in twin_makers and name not in makers]
+    if other.op_type != node.op_type:
+        lost.insert(0, other)
+    if not lost:
+        sentence = f"The golden model has {label(other)} there, with other inputs or attributes."
+        return Step("differs", (sentence,), kind="model", remedy="export the model again")
+    labels = ", ".join(map(label, lost))
+    sentence = f"The golden model has {labels} there; this one does not."
+    places = tuple(map(node_name, lost))
+    return Step("differs", (sentence,), kind="lost node", places=places, remedy=f"put {labels} back")
+
+
+def _is_constant(outputs: Outputs, name: str) -> bool:
+    values = np.concatenate([np.ravel(iteration[name]) for iteration in outputs])
+    return bool(values.size > 1 and (values == values[0]).all())
+
+
+def _tensor_names(proto: onnx.ModelProto) -> list[str]:
+    """The tensors of a model in order of execution."""
+    cutter = Cutter(proto)
+    return list(chain.from_iterable(map(cutter.visible, cutter.order)))
+
+
+def _values(proto: onnx.ModelProto, names: list[str], feeds: list[dict[str, Any]]) -> Outputs:
+    """Values of some tensors of a model for each feed."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    set_outputs(changed, names)
+    return reference_outputs(changed, feeds)
+
+
+def _only(names: Sequence[str], outputs: Outputs) -> Outputs:
     return [{name: iteration[name] for name in names} for iteration in outputs]
+
+
+def _first_bad(names: Sequence[str], actual: Outputs, expected: Outputs, tolerances: Tolerances) -> str | None:
+    """The first of some tensors outside the tolerances."""
+    bad = {output.name for output in compare_outputs(actual, expected, replace(tolerances, per_output={})).bad}
+    return next((name for name in names if name in bad), None)

@@ -74,7 +74,8 @@ QUESTIONS: dict[str, Question] = {
         lambda s: (5, 1) if s.calibration else (0, 0)),
     "layers": Question("Which layers does INT8 cost most?", engine.ask_layers, {}, lambda s: (30, 0)),
     "minimal": Question("How small does the failing case get?", engine.ask_minimal,
-        {}, lambda s: (30, 0 if "divergence" in s.answers else 10)),
+        {_ANY: "bundle"}, lambda s: (30, 0 if "divergence" in s.answers else 10)),
+    "bundle": Question("Can it be reproduced without trtops?", engine.ask_bundle, {}, lambda s: (5, 1)),
 }  # fmt: skip
 """Every question. The first is ``export`` for a PyTorch model, and ``data`` for others."""
 
@@ -128,8 +129,9 @@ def triage(
                 run.log_file(subject.files / name, f"{schema.Artifact.TRIAGE_FILES}{name}")
             if config.output is not None:
                 shutil.copytree(subject.files, config.output, dirs_exist_ok=True)
-            minimal = file_paths.get(engine.MINIMAL, "")
-            result = TriageResult(title=f"triage {path.name}", verdict="bad", steps=tuple(steps), minimal=minimal)
+            minimal, bundle = (file_paths.get(name, "") for name in (engine.MINIMAL, engine.BUNDLE))
+            title = f"triage {path.name}"
+            result = TriageResult(title=title, verdict="bad", steps=tuple(steps), minimal=minimal, bundle=bundle)
             # Outputs of an engine that ignores the precision may be right, and its verdict still bad.
             engine_is = subject.answers.get("build", "good")
             if result.kind == "none" and engine_is in (*PASSED, _OPEN):

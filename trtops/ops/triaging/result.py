@@ -14,8 +14,9 @@ from trtops.tables import counted
 from trtops.verdict import Verdict
 
 Kind: TypeAlias = Literal[
-    "none", "data", "invalid model", "shape", "not repeatable", "nan", "model", "build", "intermittent", "tactic",
-    "overflow", "rounding", "range", "quantization", "builder", "export",
+    "none", "data", "invalid model", "shape", "not repeatable", "nan", "wrong constant", "lost node", "dead branch",
+    "model", "build", "intermittent", "tactic", "overflow", "underflow", "cancellation", "rounding", "range",
+    "quantization", "builder", "export",
 ]  # fmt: skip
 """Kinds of faults. ``model`` is any fault of the model other than those listed before it, ``export`` one of the way
 from PyTorch to ONNX."""
@@ -34,13 +35,16 @@ class TriageConfig(
     """The engine to triage, the data, and the limits of the search.
 
     Attributes:
+        golden_model: A model that is right, for example an earlier export. Tensors are matched by name. With it the
+            fault of a wrong model is located.
         replay: A tactic record that the engine is built with.
         minutes: Time limit. Questions that would take longer are left open, with their commands. None for no limit.
         campaign_builds: Maximum number of builds to find a tactic.
-        output: Folder for the smallest failing case; only the run has them by default.
+        output: Folder for the smallest failing case and its bundle; only the run has them by default.
     """
 
     check: CheckConfig = field(default_factory=lambda: CheckConfig(plots="never", latency_runs=0))
+    golden_model: str | None = setting(None, file="reads")
     replay: str | None = setting(None, file="reads")
     minutes: float | None = None
     campaign_builds: int = setting(40, least=1)
@@ -75,6 +79,7 @@ class TriageResult(OpResult):
     verdict: Verdict  # of the engine and its model; ``unproven`` also if it is not known in the time
     steps: tuple[Step, ...]
     minimal: str = ""  # the smallest failing case, a file or an artifact of the run
+    bundle: str = ""  # its bundle, likewise
 
     @property
     def kind(self) -> Kind:
@@ -143,7 +148,8 @@ class TriageResult(OpResult):
             yield f"**{self.kind.capitalize()}**{f' at {places}' if places else ''}."
         yield from (f"- Remedy: {remedy}" for remedy in self.remedies)
         if self.minimal:
-            yield f"- Smallest failing case: `{self.minimal}`"
+            bundled = f", bundled in `{self.bundle}`" if self.bundle else ""
+            yield f"- Smallest failing case: `{self.minimal}`{bundled}"
         for evidence in dict.fromkeys(step.evidence for step in self.open):
             questions = " ".join(step.asks for step in self.open if step.evidence == evidence)
             yield f"- Not answered: {questions} {evidence[0]}"
