@@ -152,11 +152,9 @@ def _paths(value: Any) -> Iterator[Path]:
 
 
 def _is_same(output: Path, source: Path) -> bool:
-    """True for one file or folder, by links and hard links too; False for devices and pipes, which keep nothing."""
+    """True for one existing file or folder, by links and hard links too; False for devices and pipes."""
     try:
-        if source.exists() and not (source.is_file() or source.is_dir()):
-            return False
-        return os.path.realpath(output) == os.path.realpath(source) or output.samefile(source)
+        return (source.is_file() or source.is_dir()) and output.samefile(source)
     except OSError:
         return False
 

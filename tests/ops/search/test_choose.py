@@ -96,6 +96,9 @@ def test_loss_of_a_metric_decides(net: Path, config: ChooseConfig, tmp_path: Pat
     result = choose(net, config, loss="0.00001%", precisions=("fp32", "int8"), tracker=MemoryTracker(), **metric)
 
     losses = {c.label: c.loss for c in result.candidates}
+    (tmp_path / "own.py").write_text("def first(outputs, labels):\n    raise RuntimeError('no table')\n")
+    with pytest.raises(errors.ScriptError, match=r'own.py", line 2(?s:.*)RuntimeError: no table'):
+        choose_all([net, net], config, precisions=("fp32",), tracker=MemoryTracker(), **metric)
     assert result.by_metric and losses["FP32 cpu"] == pytest.approx(0, abs=1e-7) and abs(losses["INT8 cpu"]) > 1e-5
 
 

@@ -311,6 +311,8 @@ def choose_all(
         for number, path in enumerate(paths, start=1):
             try:
                 results.append(choose(path, config, parent=op.run.id, **{**logged, "experiment": op.experiment}))
+            except errors.ScriptError:  # each model would meet it
+                raise
             except errors.TrtopsError as exc:
                 failed = Candidate(label="model", build=config.build, outcome="error", reason=str(exc).splitlines()[0])
                 failure = ChooseResult(chosen=None, candidates=(failed,), by_metric=False, seconds=0.0, subject=path)
@@ -429,6 +431,8 @@ class _Choice:
             begin = time.perf_counter()
             try:
                 candidate = self._converted(candidate)
+            except errors.ScriptError:  # each candidate would meet it
+                raise
             except errors.TrtopsError as exc:  # another candidate may do
                 candidate = replace(candidate, outcome="error", reason=str(exc).splitlines()[0])
             self.longest = max(self.longest, time.perf_counter() - begin)
