@@ -237,7 +237,7 @@ class MlflowTracker:
         status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
         manifest = read_manifest(entity.info.run_id, files.peek(Artifact.MANIFEST))
         model = self.linked_engines.model_of(entity.info.run_id)
-        derived_arguments = self._connection, self._pages, self.linked_engines, entity, files, manifest
+        derived_arguments = self._connection, self.linked_engines, entity, files, manifest
         derived, unverified = derived_facts(*derived_arguments)
         if any(stored != stated for stored, stated in derived.values()):
             # Several calls read them. Between two of them another process may have logged or registered something.
@@ -259,11 +259,12 @@ class MlflowTracker:
         files = self._files(self._entity(run_id))
         manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST)).without(paths)
         manifest_bytes = manifest.to_json().encode("utf-8")
-        files.put(manifest_bytes, Artifact.MANIFEST)
-        self.linked_engines.drop(run_id, paths, manifest_bytes)
         for path in paths:
             self.log.append("deleted", run_id, {"path": path})
             files.remove(path)
+        self.linked_engines.drop(run_id, paths, manifest_bytes)
+        # Last: while the manifest lists the files, the next retention repeats an interrupted one.
+        files.put(manifest_bytes, Artifact.MANIFEST)
 
     def register(
         self, name: str, run_id: str, path: str, *, alias: str, also: str = "", tags: Tags | None = None
@@ -288,7 +289,7 @@ class MlflowTracker:
         if model is not None and path.startswith(f"{Artifact.ENGINE}engine."):
             # MLflow's clients load it from there; "models:/<id>" would be searched at their default address.
             source, model_id, tags = model.artifact_location, model.model_id, {**tags, Tag.ENGINE_PATH: path}
-        version = self._call(
+        create = functools.partial(
             self._client.create_model_version,
             name,
             source,
@@ -298,13 +299,25 @@ class MlflowTracker:
             await_creation_for=0,  # it is ready; waiting would print a line
             model_id=model_id,
         )
-        number = str(version.version)
+        attempted = False
+
+        def make() -> str:
+            # If the answer of an attempt is lost, the next one finds the version.
+            nonlocal attempted
+            interrupted = self.linked_engines.versions_loading(model)[1] if attempted and model is not None else {}
+            attempted = True
+            return next((number for made, number in interrupted if made == name), None) or str(create().version)
+
+        number = self._call(make)
         if model_id is not None:
             self.linked_engines.add_version(model_id, name, number)
         registered = self._version(name, number)
         for new_alias in aliases:
+            # A process may be killed between two of these calls, and an audit reads what it intended.
+            facts = {"alias": new_alias, **registered.facts()}
+            self.log.append("registering", run_id, facts)
             self._call(self._client.set_registered_model_alias, name, new_alias, number)
-            self.log.append("registered", run_id, {"alias": new_alias, **registered.facts()})
+            self.log.append("registered", run_id, facts)
         return registered
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
