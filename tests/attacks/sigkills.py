@@ -11,6 +11,7 @@ temporary files, open runs, outputs that are cut short, and unannounced files in
 import argparse
 import collections
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -89,6 +90,10 @@ IMPORT_SECONDS = 3.0
 
 SERVED = 0.1
 """Share of cases with a server, which may be killed as well."""
+
+# Imported before the forks, each of which would take three seconds for it.
+for library in ("onnxruntime", "pandas", "alembic.migration", "mlflow.store.model_registry.sqlalchemy_store"):
+    importlib.import_module(library)
 
 fork = multiprocessing.get_context("fork")
 Failures = dict[str, list[str]]
