@@ -89,7 +89,11 @@ class Engines:
             model = self.model_of(run.info.run_id)
             models = [] if model is None else [LoggedModelInput(model)]
         if datasets or models:
-            self._call(self._connection.client.log_inputs, run.info.run_id, datasets, models)
+            try:
+                self._call(self._connection.client.log_inputs, run.info.run_id, datasets, models)
+            except errors.AccessDeniedError:  # the engine is of an experiment that this account may only read
+                self._call(self._connection.client.log_inputs, run.info.run_id, datasets)
+                return None
         return model
 
     def _create(self, run: Any, stated: EngineModel) -> str:
@@ -148,6 +152,19 @@ class Engines:
         """What connects metrics with a run's engine, for ``Connection.log_batch``; ``params`` name their data."""
         model = self.get(self.model_of(engine) or "")
         return {} if model is None else {"model_id": model.model_id, **data_of(params)}
+
+    def versions_loading(self, model: Any) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        """Name and number of the registered versions that load a logged model, and of interrupted registrations.
+
+        Those have no alias, and the logged model does not list them.
+        """
+        client, listed = self._connection.client, versions_of(model)
+        loading = self._pages(client.search_model_versions, f"source_path = '{model.artifact_location}'")
+        versions, interrupted = {(version.name, str(version.version)) for version in loading}, set[tuple[str, str]]()
+        for version in versions - listed:
+            if not self._call(client.get_model_version, *version).aliases:  # searches leave them out
+                interrupted.add(version)
+        return versions - interrupted, interrupted
 
     def add_version(self, model: str, name: str, version: str) -> None:
         """Link a registered version to a logged model."""
