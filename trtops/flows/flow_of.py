@@ -91,12 +91,16 @@ class VerdictError(Exception):
         self.result = result
 
 
-def _is_unexpected(record: logging.LogRecord) -> bool:
-    """False for Prefect's traceback of a verdict other than good: the flow has logged the reasons."""
-    return not (record.exc_info and isinstance(record.exc_info[1], VerdictError))
+def _shorten_expected(record: logging.LogRecord) -> bool:
+    """False for a verdict other than good, whose reasons the flow has logged. Other errors of ours lose their traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, errors.TrtopsError):
+        record.exc_info = None
+    return not isinstance(error, VerdictError)
 
 
-logging.getLogger("prefect.flow_runs").addFilter(_is_unexpected)
+for _logger in ("prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(_logger).addFilter(_shorten_expected)
 
 
 class OpFlow(Flow[P, R]):

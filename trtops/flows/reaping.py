@@ -1,7 +1,7 @@
 """Flows for tidying servers and store: after processes were killed, and when engines are old."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
@@ -49,9 +49,11 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
             if state is not None:
                 client.set_flow_run_state(flow_run.id, state, force=True)
                 changes.append(f"Flow run {flow_run.name} is {state.name}")
-            if is_repeated(flow_run, state or flow_run.state):
+            if not is_repeated(flow_run, state or flow_run.state):
+                continue
+            if (starts := count_starts(client.read_flow_run_states(flow_run.id))) < _MOST_STARTS:
                 # Not by force: Prefect refuses it for a flow run that another process has just scheduled.
-                message = f"Its process was killed. This is start {flow_run.run_count + 1} of {_MOST_STARTS}."
+                message = f"Its process ended without a result. This is start {starts + 1} of {_MOST_STARTS}."
                 if client.set_flow_run_state(flow_run.id, AwaitingRetry(message=message)).status == "ACCEPT":
                     changes.append(f"Flow run {flow_run.name} starts again")
     if changes:
@@ -100,11 +102,16 @@ def _is_silent(client: SyncPrefectClient, flow_run: FlowRun) -> bool:
 
 
 def is_repeated(flow_run: FlowRun, state: State[Any] | None) -> bool:
-    """True if a flow run in this state is to start again: a crashed one of a deployment, some times within a day."""
+    """True if a flow run in this state may start again: one of a deployment that crashed within a day."""
     if state is None or not state.is_crashed() or flow_run.deployment_id is None:
         return False
     age = datetime.datetime.now(datetime.timezone.utc) - state.timestamp
-    return flow_run.run_count < _MOST_STARTS and age < datetime.timedelta(hours=_REPEATED_HOURS)
+    return age < datetime.timedelta(hours=_REPEATED_HOURS)
+
+
+def count_starts(states: Iterable[State[Any]]) -> int:
+    """How often a flow run with these states started; Prefect's own count lacks starts that did not reach the flow."""
+    return 1 + sum(state.name == "AwaitingRetry" for state in states)
 
 
 reap = flow_of(_reap, place_of=lambda *_: None, by_steps=True)
