@@ -361,6 +361,7 @@ def _run_name() -> str:
     for name in names or [platform.node()]:
         several = name if isinstance(name, (tuple, list)) else (name,)
         words += [Path(str(value)).stem for value in several]
+    words = [word[:8] if re.fullmatch("[0-9a-f]{32}", word) else word for word in words]  # ids of runs, as in tables
     return masked(" ".join(words))[:200]
 
 
