@@ -92,7 +92,7 @@ class VerdictError(Exception):
 
 
 def _shorten_expected(record: logging.LogRecord) -> bool:
-    """False for a verdict other than good, whose reasons the flow has logged. Other errors of ours lose their traceback."""
+    """Drop a verdict other than good, whose reasons the flow has logged, and the traceback of other errors of ours."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, errors.TrtopsError):
         record.exc_info = None

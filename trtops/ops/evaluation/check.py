@@ -434,7 +434,8 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
 
     ``("error", name)`` is the worst value of all outputs, without relative errors of elements near 0, and
     ``("error", "of_limit")`` the largest share of a limit that an error takes, also in emulated 16 bit, above 1 if it
-    exceeds the limit, and 1e9 at most. A model with several outputs, but not more than 8, has ``("error", output, "max_abs")`` for each.
+    exceeds the limit, and 1e9 at most. A model with several outputs, but not more than 8, has
+    ``("error", output, "max_abs")`` for each.
     """
     recorded: dict[MetricName, float] = {}
     report = evaluation.report
