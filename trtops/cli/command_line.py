@@ -145,6 +145,10 @@ def refuse_overwriting_files(command: Command, args: Options, written: Group | N
         value = values[flag.dest]
         if flag.takes == "runner":
             value = [word for kind, word in value or () if kind == flag.value]
+        elif flag.takes == "rest":
+            value = [word for word in value or () if os.path.isfile(word)]
+        elif str(flag.shown).endswith("@FILE"):  # other words are names
+            value = [word.removeprefix("@") for word in value or () if word[:1] == "@" or ".py:" in word]
         if flag.file == "reads":
             reads.append((flag.names[0], value))
         elif flag not in writing:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import prefect.context
 import pydantic
@@ -31,6 +31,7 @@ from trtops import errors
 from trtops.flows.slots import device_slot, has_server, in_flow
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
+from trtops.ops.arguments import parameter_type
 from trtops.ops.devices import BuildPlace
 from trtops.ops.keywords import (
     PYTHON_ONLY,
@@ -218,12 +219,8 @@ def _flow_run_tags() -> dict[str, str]:
 
 
 def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of a parameter, without the Python objects allowed as well.
-
-    Only of this one: other parameters may name types that are imported for type checkers only.
-    """
-    annotated = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
-    annotation = get_type_hints(annotated, inspect.unwrap(op).__globals__)[parameter.name]
+    """Return the type of a parameter, without the Python objects allowed as well."""
+    annotation = parameter_type(op, parameter)
     kinds = get_args(annotation)
     if str not in kinds or get_origin(annotation) not in (Union, types.UnionType):
         return annotation

@@ -81,7 +81,7 @@ class CheckConfig(DataConfig):
     """
 
     golden: str | None = setting(None, file="reads")
-    metric: tuple[str, ...] = setting((), convert=metric_names)
+    metric: tuple[str, ...] = setting((), convert=metric_names, file="reads")
     labels: str | None = setting(None, file="reads")
     loss: str | None = None
     tolerances: Tolerances | None = None

@@ -23,7 +23,6 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import is_quantized, quantizable_layers
 from trtops.backend.ratio import UNDISTURBED
 from trtops.comparator.tasks.scores import parse_loss
-from trtops.extras import installed
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert import ConvertConfig, convert, log_model
@@ -199,13 +198,21 @@ class ChooseResult(OpResult):
         yield Section(title="Why not", text="\n".join(lines)) if lines else Section()
 
     def chart(self) -> Chart:
-        """Return latency against loss; candidates of the frontier are no slower than any with a smaller loss."""
+        """Return latency against loss, with the frontier."""
         tones: dict[Outcome, Tone] = {"within": "good", "unproven": "unproven"}
         points = []
         for c in self.candidates:
             if c.p50_ms is not None and c.loss is not None and math.isfinite(c.loss):
                 points.append(Point(label=c.label, x=c.p50_ms, y=c.loss, tone=tones.get(c.outcome, "bad")))
-        return Chart(title="Latency and loss", form="points", x="p50 in ms", y=self._kind, points=tuple(points))
+        x, y = "p50 in ms", self._kind
+        return Chart(
+            title="Latency and loss; the line is the frontier",
+            form="points",
+            x=x,
+            y=y,
+            points=tuple(points),
+            frontier=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,11 +282,6 @@ def choose(
         result = replace(choice.result(), title=f"choose {path.name}", subject=str(path), options=arguments_of(config))
         if result.chosen is not None and result.chosen.p50_ms is not None:
             op.run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): result.chosen.p50_ms})
-        if installed("matplotlib"):
-            from trtops.comparator.plot import frontier_figure
-
-            points = [(point.x, point.y, point.label, point.tone == "good") for point in result.chart().points]
-            op.run.log_bytes(frontier_figure(points, result.chart().y), schema.Artifact.CHOOSE_PICTURE)
         return op.finish(result, artifact=schema.Artifact.CHOOSE, evaluated=True)
 
 
@@ -309,6 +311,8 @@ def choose_all(
         for number, path in enumerate(paths, start=1):
             try:
                 results.append(choose(path, config, parent=op.run.id, **{**logged, "experiment": op.experiment}))
+            except errors.ScriptError:  # each model would meet it
+                raise
             except errors.TrtopsError as exc:
                 failed = Candidate(label="model", build=config.build, outcome="error", reason=str(exc).splitlines()[0])
                 failure = ChooseResult(chosen=None, candidates=(failed,), by_metric=False, seconds=0.0, subject=path)
@@ -427,6 +431,8 @@ class _Choice:
             begin = time.perf_counter()
             try:
                 candidate = self._converted(candidate)
+            except errors.ScriptError:  # each candidate would meet it
+                raise
             except errors.TrtopsError as exc:  # another candidate may do
                 candidate = replace(candidate, outcome="error", reason=str(exc).splitlines()[0])
             self.longest = max(self.longest, time.perf_counter() - begin)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
@@ -43,7 +43,6 @@ _OUR_TAGS = ("trtops.", "kernel/", Tag.NOTE)
 
 def derived_facts(
     connection: Connection,
-    pages: Callable[..., Iterator[Any]],
     engines: Engines,
     run: Any,
     files: Files,
@@ -61,7 +60,11 @@ def derived_facts(
         return facts, []
     subject, unverified = f"logged model {model.model_id}", list[str]()
     facts |= _row_facts(run, files, model, subject)
-    facts |= _version_facts(connection, pages, model, subject)
+    registered, interrupted = engines.versions_loading(model)
+    facts |= _version_facts(connection, registered, model, subject)
+    for name, number in sorted(interrupted):
+        reason = f"its registration was interrupted: it has no alias, and {subject} does not list it"
+        unverified.append(f"version {number} of {name!r}: {reason}")
     for run_id in {metric.run_id for metric in model.metrics or ()} - {run.info.run_id}:
         linked_facts, reason = _linked_facts(connection, run_id, model, subject)
         facts |= linked_facts
@@ -99,10 +102,9 @@ def _row_facts(run: Any, files: Files, model: Any, subject: str) -> Derived:
     return facts | dict(_pairs(subject, _numbers_of(model, run), _stated_numbers(numbers, run)))
 
 
-def _version_facts(connection: Connection, pages: Callable[..., Iterator[Any]], model: Any, subject: str) -> Derived:
+def _version_facts(connection: Connection, registered: set[tuple[str, str]], model: Any, subject: str) -> Derived:
     """The registered versions that load a logged model, those that it lists, and where MLflow loads each from."""
-    loading = pages(connection.client.search_model_versions, f"source_path = '{model.artifact_location}'")
-    registered, listed = {(version.name, str(version.version)) for version in loading}, versions_of(model)
+    listed = versions_of(model)
     facts = {f"registered versions of {subject}": (str(sorted(listed)), str(sorted(registered)))}
     for name, version in sorted(listed | registered):
         with contextlib.suppress(errors.RunNotFoundError):

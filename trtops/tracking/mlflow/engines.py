@@ -149,6 +149,19 @@ class Engines:
         model = self.get(self.model_of(engine) or "")
         return {} if model is None else {"model_id": model.model_id, **data_of(params)}
 
+    def versions_loading(self, model: Any) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        """Name and number of the registered versions that load a logged model, and of interrupted registrations.
+
+        Those have no alias, and the logged model does not list them.
+        """
+        client, listed = self._connection.client, versions_of(model)
+        loading = self._pages(client.search_model_versions, f"source_path = '{model.artifact_location}'")
+        versions, interrupted = {(version.name, str(version.version)) for version in loading}, set[tuple[str, str]]()
+        for version in versions - listed:
+            if not self._call(client.get_model_version, *version).aliases:  # searches leave them out
+                interrupted.add(version)
+        return versions - interrupted, interrupted
+
     def add_version(self, model: str, name: str, version: str) -> None:
         """Link a registered version to a logged model."""
         client = self._connection.client
