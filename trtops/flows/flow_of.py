@@ -43,7 +43,7 @@ from trtops.ops.keywords import (
 )  # fmt: skip
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record
-from trtops.reports.description import code
+from trtops.reports.description import code, without_links
 from trtops.spec import BackendName
 from trtops.system.activity import mark_op
 from trtops.system.masking import masked, masked_json
@@ -383,7 +383,8 @@ def _ended(result: OpResult) -> State[Any]:
     steps += [("Next", result.next_step)] if result.next_step is not None else []
     needed = [f"Needed: {result.needed}"] if result.needed else []
     page = "\n\n".join([result.page(), *needed, *(f"{title}: {code(str(step))}" for title, step in steps)])
-    create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state.name}")
+    description = without_links(f"{result.title}: {state.name}")
+    create_markdown_artifact(without_links(page, result.url), key=key or "result", description=description)
     context = prefect.context.FlowRunContext.get()
     assert context is not None and context.flow is not None and context.flow_run is not None
     run_text = f" MLflow run: {result.url or result.run_id}." if result.run_id else ""

@@ -15,6 +15,7 @@ from prefect.states import AwaitingRetry, Crashed, Scheduled
 from trtops.flows.flow_of import flow_of, state_of
 from trtops.flows.slots import in_flow
 from trtops.ops.auditing.prune import prune_runs as prune_runs_op
+from trtops.reports.description import without_links
 from trtops.tracking import check, owner
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.records import RunInfo
@@ -57,7 +58,7 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
                 if client.set_flow_run_state(flow_run.id, AwaitingRetry(message=message)).status == "ACCEPT":
                     changes.append(f"Flow run {flow_run.name} starts again")
     if changes:
-        create_markdown_artifact("\n".join(f"- {change}" for change in changes), key="reap")
+        create_markdown_artifact(without_links("\n".join(f"- {change}" for change in changes)), key="reap")
     return tuple(changes)
 
 
