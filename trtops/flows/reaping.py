@@ -1,7 +1,7 @@
 """Flows for tidying servers and store: after processes were killed, and when engines are old."""
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
@@ -23,6 +23,7 @@ from trtops.tracking.schema import Tag
 
 _PENDING_MINUTES = 10  # after which the process of a flow run has not started, also on a busy machine
 _MOST_STARTS = 3  # of a flow run, after which it stays crashed: its model may be what kills the process
+_PAUSE_SECONDS = 60  # before a start: a worker that still holds the slot of the former one ends with an error
 _SILENT_MINUTES = 10  # more than three times Prefect's default between heartbeats
 _REPEATED_HOURS = 24  # after a crash; a flow run that crashed earlier is no longer waited for
 _MAX_FLOW_RUNS = 200  # flow runs per call, as Prefect's server allows
@@ -52,10 +53,12 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
                 changes.append(f"Flow run {flow_run.name} is {state.name}")
             if not is_repeated(flow_run, state or flow_run.state):
                 continue
-            if (starts := count_starts(client.read_flow_run_states(flow_run.id))) < _MOST_STARTS:
-                # Not by force: Prefect refuses it for a flow run that another process has just scheduled.
+            if (starts := _starts_of(client, flow_run)) < _MOST_STARTS:
                 message = f"Its process ended without a result. This is start {starts + 1} of {_MOST_STARTS}."
-                if client.set_flow_run_state(flow_run.id, AwaitingRetry(message=message)).status == "ACCEPT":
+                again = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=_PAUSE_SECONDS)
+                # Not by force: Prefect refuses it for a flow run that another process has just scheduled.
+                proposal: State[Any] = AwaitingRetry(scheduled_time=again, message=message)
+                if client.set_flow_run_state(flow_run.id, proposal).status == "ACCEPT":
                     changes.append(f"Flow run {flow_run.name} starts again")
     if changes:
         create_markdown_artifact(without_links("\n".join(f"- {change}" for change in changes)), key="reap")
@@ -102,17 +105,18 @@ def _is_silent(client: SyncPrefectClient, flow_run: FlowRun) -> bool:
     return not client.read_events(heartbeats, limit=1).events
 
 
+def _starts_of(client: SyncPrefectClient, flow_run: FlowRun) -> int:
+    """The number of starts of a flow run, with those whose process died before Prefect counted it as running."""
+    crashes = [state for state in client.read_flow_run_states(flow_run.id) if state.is_crashed()]
+    return max(flow_run.run_count, len(crashes))
+
+
 def is_repeated(flow_run: FlowRun, state: State[Any] | None) -> bool:
-    """True if a flow run in this state may start again: one of a deployment that crashed within a day."""
+    """True if a flow run in this state is to start again: a crashed one of a deployment, some times within a day."""
     if state is None or not state.is_crashed() or flow_run.deployment_id is None:
         return False
     age = datetime.datetime.now(datetime.timezone.utc) - state.timestamp
-    return age < datetime.timedelta(hours=_REPEATED_HOURS)
-
-
-def count_starts(states: Iterable[State[Any]]) -> int:
-    """How often a flow run with these states started; Prefect's own count lacks starts that did not reach the flow."""
-    return 1 + sum(state.name == "AwaitingRetry" for state in states)
+    return flow_run.run_count < _MOST_STARTS and age < datetime.timedelta(hours=_REPEATED_HOURS)
 
 
 reap = flow_of(_reap, place_of=lambda *_: None, by_steps=True)

@@ -122,6 +122,14 @@ class Tracker(Protocol):
         """
         ...
 
+    def check_access(self, registered_model: str | None = None) -> None:
+        """Raise AccessDeniedError if the server's account may not register versions of a model.
+
+        Without a model: if the account is not an administrator's, which alone sees everything. No effect on stores
+        without accounts, or while the server does not answer.
+        """
+        ...
+
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
         """The version behind an alias, or None; raises ``StoreError`` if it does not point into a run."""
         ...

@@ -51,7 +51,7 @@ class OfflineTracker(SearchableTracker):
         self.store = inner.store
         self.lock_folder = inner.lock_folder
         # These need the store: an engine is accepted only once its run is there.
-        self.close, self.drop = inner.close, inner.drop
+        self.close, self.drop, self.check_access = inner.close, inner.drop, inner.check_access
         self.registered = inner.registered
         self.aliases, self.accepted = inner.aliases, inner.accepted
         self.engines = inner.engines

@@ -23,6 +23,7 @@ from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.derived import derived_facts
 from trtops.tracking.mlflow.engines import Engines
 from trtops.tracking.mlflow.installed import run_context
+from trtops.tracking.mlflow.logged_models import output_of
 from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
 from trtops.tracking.mlflow.views import experiment_tags
 from trtops.tracking.reading import StoredRun, read_manifest, stated_end
@@ -112,7 +113,7 @@ class MlflowTracker(SearchableTracker):
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
         attempted = may_exist
 
-        def make() -> MlflowRunEntity:
+        def make(_experiment: str) -> MlflowRunEntity:  # which a message about a missing permission names
             # If the answer of an attempt is lost, the next one finds the run.
             nonlocal attempted
             if attempted and (earlier := self._with_local_id([experiment_id], tags[Tag.LOCAL_ID])) is not None:
@@ -120,7 +121,7 @@ class MlflowTracker(SearchableTracker):
             attempted = True
             return self._client.create_run(experiment_id, start_time=start, tags=stored, run_name=name)
 
-        entity = self._call(make)
+        entity = self._call(make, experiment)
         try:
             files = self._files(entity)
         except errors.StoreError:
@@ -224,7 +225,8 @@ class MlflowTracker(SearchableTracker):
             history[key] = tuple(schema.read_number(metric.value) for metric in metrics)
         status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
         manifest = read_manifest(entity.info.run_id, files.peek(Artifact.MANIFEST))
-        model = self.linked_engines.model_of(entity.info.run_id)
+        inputs = [str(model.model_id) for model in entity.inputs.model_inputs] if entity.inputs else []
+        model = output_of(entity) or next(iter(inputs), None)
         derived_arguments = self._connection, self.linked_engines, entity, files, manifest
         derived, unverified = derived_facts(*derived_arguments)
         if any(stored != stated for stored, stated in derived.values()):
@@ -270,8 +272,8 @@ class MlflowTracker(SearchableTracker):
                     raise
         info = self.info(run_id)
         platform = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.fact(tag)))
-        account = self._connection.account()
-        tags = {**(tags or {}), **({Tag.ACCEPTED_BY: account} if account else {})}
+        user = self._connection.user()
+        tags = {**(tags or {}), **({Tag.ACCEPTED_BY: user["username"]} if user else {})}
         source, model_id = f"runs:/{run_id}/{path}", None
         model = self.linked_engines.get(self.linked_engines.model_of(run_id) or "")
         if model is not None and path.startswith(f"{Artifact.ENGINE}engine."):
@@ -307,6 +309,27 @@ class MlflowTracker(SearchableTracker):
             self._call(self._client.set_registered_model_alias, name, new_alias, number)
             self.log.append("registered", run_id, facts)
         return registered
+
+    def check_access(self, registered_model: str | None = None) -> None:
+        with contextlib.suppress(errors.TrackingUnavailableError):  # runs go to the spool then
+            user = self._connection.user()
+            if user is None or user["is_admin"]:
+                return
+            account = f"{self.shown}: the account {user['username']!r}"
+            if registered_model is None:
+                raise errors.AccessDeniedError(
+                    f"{account} is not an administrator's, and may not see every alias and run that needs an engine. "
+                    "Let an administrator do this."
+                )
+            if self._registered_model(registered_model) is None:
+                return  # every account may make one
+            permission = self._connection.permission(user["username"], "registered_model", registered_model)
+            if permission not in (None, "EDIT", "MANAGE"):
+                raise errors.AccessDeniedError(
+                    f"{account} has the permission {permission} on the registered model {registered_model!r}, and "
+                    "needs EDIT to register engines. An administrator can grant it; a gate that registers nothing does "
+                    "not need it."
+                )
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
         number = self.aliases(name).get(alias)
@@ -516,10 +539,15 @@ class MlflowRun(Run):
         if values.params or values.tags or metrics:
             self._connection.log_batch(self.id, metrics=metrics, params=values.params, tags=values.tags)
         if linked:
-            self._connection.log_batch(self.id, metrics=linked, of=of)
-            numbers = self._linked.setdefault(of["model_id"], {})
-            for key, (value, _) in linked.items():
-                numbers.setdefault(key, []).append(value)
+            try:
+                self._connection.log_batch(self.id, metrics=linked, of=of)
+            except errors.AccessDeniedError as exc:  # the engine is of an experiment that this account may only read
+                log.debug("Numbers of run %s are not linked to its engine: %s", self.id, exc)
+                self._connection.log_batch(self.id, metrics=linked)
+            else:
+                numbers = self._linked.setdefault(of["model_id"], {})
+                for key, (value, _) in linked.items():
+                    numbers.setdefault(key, []).append(value)
         self._metrics |= changed
         tags, params = {**self._row.tags, **values.tags}, {**self._row.params, **values.params}
         self._row = replace(self._row, tags=tags, params=params)
