@@ -118,6 +118,10 @@ class StoreError(TrackingError):
     """The store cannot be used as it is: it is missing, was moved, or is of another MLflow release."""
 
 
+class AccessDeniedError(TrackingError):
+    """The server refused a request, since the account lacks a permission or its password is wrong."""
+
+
 class RunNotFoundError(TrackingError, LookupError):
     """No run has this id."""
 

@@ -132,7 +132,7 @@ class LogCheck:
         if info.id not in self.ends:
             self._read()
         if info.id not in self.ends:
-            cause = "its process was killed before it wrote the entry, or the entry was removed"
+            cause = "its process was killed before it wrote the entry, its account may not, or the entry was removed"
             if len(self._trees) == 1:
                 cause = f"the log has no entries yet; otherwise {cause}"
             elif (info.end_time or info.start_time) < self._began:

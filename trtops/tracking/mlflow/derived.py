@@ -52,7 +52,8 @@ def derived_facts(
     facts = _dataset_facts(run)
     inputs = [str(model.model_id) for model in run.inputs.model_inputs]
     reused = engines.model_of(run.info.run_id) if Tag.REUSED_FROM in run.data.tags else None
-    facts["logged model of the reused engine"] = (", ".join(inputs) or _NOTHING, reused or _NOTHING)
+    if inputs:  # none if the account may only read the engine's experiment, which the store's log states
+        facts["logged model of the reused engine"] = (", ".join(inputs), reused or _NOTHING)
     for model_id, numbers in (manifest.run.linked if manifest.run else {}).items():
         if (model := engines.get(model_id)) is not None:
             facts |= _pairs(f"logged model {model_id}", _numbers_of(model, run), _stated_numbers(numbers, run))

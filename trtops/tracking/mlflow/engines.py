@@ -89,7 +89,11 @@ class Engines:
             model = self.model_of(run.info.run_id)
             models = [] if model is None else [LoggedModelInput(model)]
         if datasets or models:
-            self._call(self._connection.client.log_inputs, run.info.run_id, datasets, models)
+            try:
+                self._call(self._connection.client.log_inputs, run.info.run_id, datasets, models)
+            except errors.AccessDeniedError:  # the engine is of an experiment that this account may only read
+                self._call(self._connection.client.log_inputs, run.info.run_id, datasets)
+                return None
         return model
 
     def _create(self, run: Any, stated: EngineModel) -> str:

@@ -16,7 +16,7 @@ from trtops.spec import short_device
 from trtops.tracking import schema
 from trtops.tracking.records import ArtifactEntry, Manifest
 from trtops.tracking.schema import Artifact, Tag
-from trtops.verdict import MARKS
+from trtops.verdict import unmarked
 
 if TYPE_CHECKING:
     from trtops.tracking.mlflow.artifacts import Files
@@ -47,7 +47,7 @@ def engine_model(run: Any, files: Files) -> EngineModel:
     # TensorRT's inspector and its selector of tactics may name kernels differently; deny-lists have the second.
     for kernels in (Counter(str(layer.get("tactic")) for layer in records) for records in (choices, layers)):
         tags |= {kernel_tag(kernel): str(count) for kernel, count in kernels.items() if kernel != "None"}
-    words = [(run.info.run_name or "engine").lstrip("".join(MARKS.values()) + " ")]
+    words = [unmarked(run.info.run_name or "engine")]
     model = Path(data.params.get("model_path", "")).stem
     if model or tags.get(Tag.KIND) == "iteration":  # whose name has its model, and what tells it from others
         precision = data.params.get("computes_in") or data.params.get("precision", "").upper()

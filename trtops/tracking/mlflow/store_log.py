@@ -90,7 +90,7 @@ class StoreLog:
             raise
         except errors.TrackingError as exc:
             self._end = None
-            log.warning("Run %s is not in the log of the store (%s): %s", run, event, exc)
+            log.warning("Run %s is not in the log of the store, experiment %s (%s): %s", run, EXPERIMENT, event, exc)
 
     def _set_once(self, run_id: str, key: str, value: str) -> str:
         """Set a param unless it is set, and return its value."""
