@@ -168,15 +168,19 @@ def flow_of(
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         context = prefect.context.FlowRunContext.get()
         flow_run = None if context is None else context.flow_run
-        tracker, config = open_tracker(), arguments.pop("config", None)
+        config = arguments.pop("config", None)
+        if config_class is not None:
+            set_options = {option.path: arguments.pop(key, None) for key, option in options.items()}
+            set_options = {path: value for path, value in set_options.items() if value is not None}
+            backend = arguments.pop("backend", None) if takes_backend(op) else None
+            if arguments.get("resume") is None:  # a wrong option is refused before a store is made
+                configured(config_class if config is None else config, set_options, backend)
+        tracker = open_tracker()
         if "resume" in accepted and arguments.get("resume") is None and flow_run is not None and flow_run.run_count > 1:
             arguments["resume"] = _interrupted_run(tracker, str(flow_run.id))
         if config_class is not None:
             if config is None and base is not None:
                 config = base(tracker, arguments)
-            set_options = {option.path: arguments.pop(key, None) for key, option in options.items()}
-            set_options = {path: value for path, value in set_options.items() if value is not None}
-            backend = arguments.pop("backend", None) if takes_backend(op) else None
             config = configured(config_class if config is None else config, set_options, backend)
         backend = getattr(getattr(config, "build", None), "backend", None)
         where = backend if place_of is None else place_of(tracker, config, arguments)
