@@ -102,7 +102,7 @@ def evaluate(
             try:
                 result = _evaluate_file(file, _model_of(file, Path(model)), config, worker, options, **logged)
                 outcomes.extend(result.engines)
-            except errors.TrackingError:
+            except (errors.TrackingError, errors.ScriptError):
                 raise
             except errors.TrtopsError as exc:
                 backend = _backend_of(file)
