@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
+import psutil
+
 from tests import campaigns, models
 from tests.attacks import sigkills
 from tests.servers import MlflowServer
@@ -196,14 +198,34 @@ def without_server(server: MlflowServer, kind: str) -> Iterator[None]:
     server.start()
 
 
-def real_outage(number: int, line: str, base: Path, seconds: float) -> Iterator[str]:
+def wait_for_work(pid: int, cpu_seconds: float) -> float:
+    """Wait until a process and its children have used this much CPU time, or have ended; returns what they used.
+
+    Unlike the time on the clock it does not depend on what else the machine does.
+    """
+    used = 0.0
+    while used < cpu_seconds:
+        try:
+            command = psutil.Process(pid)
+            times = [process.cpu_times() for process in (command, *command.children(recursive=True))]
+            used = max(used, sum(spent.user + spent.system for spent in times) + times[0].children_user)
+            if command.status() == psutil.STATUS_ZOMBIE:
+                break
+        except psutil.Error:  # a child that ended
+            if not psutil.pid_exists(pid):
+                break
+        time.sleep(0.05)
+    return used
+
+
+def real_outage(number: int, line: str, base: Path, seconds: float, cpu_seconds: float) -> Iterator[str]:
     """Problems of a command that takes these seconds, and whose server goes away at a moment of them."""
     random, kind = Random(number), ("killed", "stopped", "replaced")[number % 3]
     with sigkills.copy_of(base, base.parent / f"real-{number}") as folder, sigkills.server_for(folder, True) as server:
         assert server is not None
         before = {*sigkills.in_child(sigkills.finished_runs, folder)}
         child = sigkills.start(line, folder, real=True)
-        child.join(random.uniform(0.1, 0.9) * seconds)
+        wait_for_work(child.pid, random.uniform(0.2, 0.95) * cpu_seconds)
         was_running, begin = child.exitcode is None, time.monotonic()
         with without_server(server, kind):
             ended = sigkills.join(child, 10 * seconds + 300)
@@ -232,18 +254,19 @@ def real_outage(number: int, line: str, base: Path, seconds: float) -> Iterator[
 
 def real_outages(first: int, count: int, work: Path) -> Iterator[str]:
     """Problems of commands with a real server, each with its case."""
-    base, seconds = work / "base", dict[str, float]()
+    base, durations = work / "base", dict[str, tuple[float, float]]()
     names = sigkills.make_base(base, served=True)
     for number in range(first, first + count):
         line = LINES[number % len(LINES)].replace("RUN", names["RUN"])
-        if line not in seconds:
+        if line not in durations:
             with sigkills.copy_of(base, work / "timed") as folder, sigkills.server_for(folder, True):
                 begin = time.monotonic()
                 child = sigkills.start(line, folder, real=True)
+                used = wait_for_work(child.pid, float("inf"))
                 assert sigkills.join(child, 900) and child.exitcode == 0, (folder / "output").read_text()
-                seconds[line] = time.monotonic() - begin
-                print(f"{line}: {seconds[line]:.0f} s", flush=True)
-        for problem in real_outage(number, line, base, seconds[line]):
+                durations[line] = time.monotonic() - begin, used
+                print(f"{line}: {durations[line][0]:.0f} s, {used:.1f} s of CPU time", flush=True)
+        for problem in real_outage(number, line, base, *durations[line]):
             print(f"--- {number}: {problem}", flush=True)
             yield f"{number}, {line}: {problem}"
 

@@ -43,12 +43,13 @@ def test_invalid_parameters_leave_no_run(store: Path, model: Path, tmp_path: Pat
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
 
-    with pytest.raises(errors.InvalidModelError, match=r"broken\.onnx"):
-        convert(broken)
     with pytest.raises(errors.ConfigError, match="'fp32', 'fp16'"):
         convert(model, precision="fp12")
     with pytest.raises(errors.ConfigError, match="precison"):
         convert(model, {"build": {"precison": "fp16"}})
+    assert not list(store.glob("*.db"))
+    with pytest.raises(errors.InvalidModelError, match=r"broken\.onnx"):
+        convert(broken)
 
     assert default_tracker().find() == []
 

@@ -67,22 +67,25 @@ def test_limits_exclude_candidates(net: Path, config: ChooseConfig) -> None:
 def test_interrupted_choice_resumes(net: Path, config: ChooseConfig, monkeypatch) -> None:
     tracker, built = MemoryTracker(), []
 
-    def interrupted(path, conversion, **options):
-        if conversion.build.precision == "int8":
-            raise KeyboardInterrupt
-        return convert(path, conversion, **options)
+    def interrupt(precision: str, **resume: str) -> str:
+        def interrupted(path, conversion, **options):
+            if conversion.build.precision == precision:
+                raise KeyboardInterrupt
+            return convert(path, conversion, **options)
 
-    monkeypatch.setattr("trtops.ops.search.choose.convert", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        choose(net, config, tracker=tracker)
-    (run,) = [info for info in tracker.find() if info.kind == "choose"]
+        monkeypatch.setattr("trtops.ops.search.choose.convert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            choose(net, config, tracker=tracker, **resume)
+        return next(info.id for info in tracker.find() if info.kind == "choose")
+
+    run = interrupt("int8", resume=interrupt("fp32"))  # the first one before it had a candidate
 
     def recorded(path, conversion, **options):
         built.append(conversion.build)
         return convert(path, conversion, **options)
 
     monkeypatch.setattr("trtops.ops.search.choose.convert", recorded)
-    result = choose(net, config, resume=run.id, tracker=tracker)
+    result = choose(net, config, resume=run, tracker=tracker)
     assert result.verdict == "good" and built[0].precision == "int8"
     assert json.loads(tracker.load(result.run_id).read_bytes("choose/result.json"))["chosen"] is not None
     with pytest.raises(errors.ConfigError, match="holds no candidates"):

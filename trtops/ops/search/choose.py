@@ -272,9 +272,10 @@ def choose(
     check = replace(config.check, plots="never", loss=config.loss if has_metric else None)
     earlier = {} if config.resume is None else _recorded(tracker, config.resume, loaded)
     data = CommandData(loaded, check, config.calibration_data)
-    with op_run(tracker, experiment, f"{path.stem} choose", kind="choose", model=path, tags=tags, parent=parent) as op:
+    run_tags = {**(tags or {}), schema.Tag.MODEL_SHA256: loaded.info.sha256}
+    name = f"{path.stem} choose"
+    with op_run(tracker, experiment, name, kind="choose", model=path, tags=run_tags, parent=parent) as op:
         op.run.log_params(config)
-        op.run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         log_model(op.run, loaded, keep=True)  # once, for all candidates
         logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": op.run.id}
         choice = _Choice(path, config, check, data, logged, op.run, earlier, progress)
@@ -326,11 +327,13 @@ def choose_all(
 def _recorded(tracker: Tracker, run: str, model: Model) -> dict[str, Candidate]:
     """Return the finished candidates of an interrupted choice by label; ConfigError if it was of another model."""
     info = tracker.info(run_id_of(run, tracker))
-    data = tracker.peek(info.id, schema.Artifact.CHOOSE)
-    if info.kind != "choose" or data is None:
+    if info.kind != "choose":
         raise errors.ConfigError(f"Run {info.id} holds no candidates; expected a run of trtops choose.")
     if info.tags.get(schema.Tag.MODEL_SHA256) != model.info.sha256:
         raise errors.ConfigError(f"Run {info.id} is of another model than {model.name}; start again, without resume.")
+    data = tracker.peek(info.id, schema.Artifact.CHOOSE)
+    if data is None:  # it was interrupted before its first candidate
+        return {}
     return {c.label: c for c in ChooseResult.from_json(data).candidates if c.run_id}
 
 
