@@ -185,6 +185,15 @@ def test_bad_data_and_algorithms_are_refused(conv_net: Path) -> None:
         CalibrateConfig(algorithm="entrophy")  # type: ignore[arg-type]
 
 
+def test_too_large_model_is_refused_before_calibration(conv_net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtops.backend.onnx.model._LARGE_BYTES", -1)
+    feeds = CountedFeeds(images(2))
+    config = CalibrateConfig(calibration_data=feeds, build=QUICK, min_samples=1)
+    with pytest.raises(errors.EngineBuildError, match=r"2 GiB.*TensorRT"):
+        calibrate(conv_net, config, tracker=MemoryTracker())
+    assert feeds.read == 0
+
+
 def test_caches_are_written_and_loaded(conv_net: Path, tmp_path: Path) -> None:
     tracker, progress, text = MemoryTracker(), Mock(), tmp_path / "first.cache"
     config = CalibrateConfig(build=QUICK, check=SMALL_CHECK, algorithm="minmax")

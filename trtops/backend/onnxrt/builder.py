@@ -169,6 +169,16 @@ def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None 
     return _rewrite(model, config, calibration, None, SessionLog()).proto
 
 
+def refuse_large(model: Model) -> None:
+    """Raise EngineBuildError for a model with more weights than an engine of ONNX Runtime holds."""
+    # ONNX Runtime widens 16-bit weights to FP32 on a CPU.
+    if is_large(model.proto(lean=True), widened=True):
+        raise errors.EngineBuildError(
+            f"Model {model.name!r} has about 2 GiB of weights or more; ONNX Runtime's engine format holds at most 2 "
+            "GiB. Build it with TensorRT."
+        )
+
+
 def _tactics_to_vary(model: Model, config: BuildConfig, options: OnnxRuntimeOptions) -> list[tactics.Tactic]:
     left_out: set[str] = set()
     if config.precision == "int8" and options.tactics is None:
@@ -224,13 +234,8 @@ def _rewrite(
     log: SessionLog,
 ) -> _Rewritten:
     """Rewrite the model to the requested precision, and mark further outputs."""
+    refuse_large(model)
     proto = model.proto(lean=True)
-    # ONNX Runtime widens 16-bit weights to FP32 on a CPU.
-    if is_large(proto, widened=True):
-        raise errors.EngineBuildError(
-            f"Model {model.name!r} has about 2 GiB of weights or more; ONNX Runtime's engine format holds at most 2 "
-            "GiB. Build it with TensorRT."
-        )
     widened = widen_small_integers(proto)
     if widened:
         log.add(f"[trtops] kept in 8 bits, since ONNX Runtime's format has no 4-bit weights: {', '.join(widened)}")

@@ -180,6 +180,10 @@ def calibrate(
         raise errors.ConfigError("There is no calibration data; expected real inputs (calibration_data=...).")
     loaded = run_step("load", Model.load, path)
     check_names(loaded, config.build, config.check)
+    if config.build.backend == "onnxruntime":
+        from trtops.backend.onnxrt.builder import refuse_large  # imports ONNX Runtime
+
+        refuse_large(loaded)  # before ranges are collected, which takes minutes for such a model
     with (
         op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as op,
         tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder,
