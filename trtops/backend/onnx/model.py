@@ -46,8 +46,10 @@ class Model:
     _data_files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
-    def load(cls, path: str | Path) -> Model:
-        """Read, check and digest a model file and its data files, all in one folder."""
+    def load(cls, path: str | Path | Model) -> Model:
+        """Read, check and digest a model file and its data files, all in one folder; a loaded model is returned."""
+        if isinstance(path, Model):
+            return path
         path = Path(path).absolute()
         content = read_proto(path)
         info = _model_info(content, path.stem, path.parent, f"{path}: ")
@@ -64,6 +66,11 @@ class Model:
     def name(self) -> str:
         """The model's name; by default the file's name without the extension."""
         return self.info.name
+
+    @property
+    def source(self) -> str:
+        """What commands name: the model's file."""
+        return str(self.path or "")
 
     def proto(self, *, lean: bool = False) -> onnx.ModelProto:
         """Return the model as a new message with all its weights inside; callers may change it.
