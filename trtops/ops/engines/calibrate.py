@@ -106,7 +106,9 @@ class CalibrateResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Measure the cost of each layer if INT8 is not good enough."""
+        """Measure the cost of each layer if INT8 is not good enough; build FP32 if INT8 does not pay."""
+        if self.verdict == "good" and not self.engine.pays:
+            return self.engine.next_step
         data = self.options.get("data") or self.options.get("calibration_data")
         if not (self.run_id and self.verdict == "bad" and self.subject and data):
             return super().next_step
@@ -124,7 +126,8 @@ class CalibrateResult(OpResult):
     @property
     def figures(self) -> str:
         """The ranges, and the data they come from."""
-        return f"ranges of {counted(self.tensors, 'tensor')} by {self.algorithm}, {counted(self.samples, 'sample')}"
+        ranges = f"ranges of {counted(self.tensors, 'tensor')} by {self.algorithm}, {counted(self.samples, 'sample')}"
+        return f"{ranges}; INT8 {self.engine.gain}" if self.engine.gain else ranges
 
     def overview(self) -> Table:
         """Return a row for the engine."""
