@@ -356,7 +356,8 @@ def _run_name() -> str:
     words: list[str] = []
     for name in names or [platform.node()]:
         several = name if isinstance(name, (tuple, list)) else (name,)
-        words += [Path(str(value)).stem for value in several]
+        for value in several:  # a pattern says more than the stem of its last part
+            words.append(str(value) if "*" in str(value) else Path(str(value)).stem)
     return masked(" ".join(words))[:200]
 
 
