@@ -40,6 +40,10 @@ class InputError(TrtopsError, ValueError):
     """A feed does not fit the model's inputs: a name is missing or not known, or an array does not fit."""
 
 
+class ScriptError(TrtopsError):
+    """A script or check command of the user failed by itself, which says nothing about a model; its line is named."""
+
+
 class FormatError(TrtopsError, ValueError):
     """A saved file cannot be read: truncated, of another kind, hostile, or of a newer version."""
 
@@ -112,6 +116,10 @@ class TrackingError(TrtopsError):
 
 class StoreError(TrackingError):
     """The store cannot be used as it is: it is missing, was moved, or is of another MLflow release."""
+
+
+class AccessDeniedError(TrackingError):
+    """The server refused a request, since the account lacks a permission or its password is wrong."""
 
 
 class RunNotFoundError(TrackingError, LookupError):

@@ -210,14 +210,14 @@ def _bring_to_types(config: Config) -> None:
             continue
         try:
             convert = member.metadata.get("convert")
-            fitted = convert(value) if convert and value is not None else _fitted(hints[member.name], value)
-            check_bounds(fitted, member.metadata)
-            if fitted == "" and member.default is None and member.metadata.get("file") != "weights":
+            typed = convert(value) if convert and value is not None else fitted(hints[member.name], value)
+            check_bounds(typed, member.metadata)
+            if typed == "" and member.default is None and member.metadata.get("file") != "weights":
                 raise errors.ConfigError("found an empty text; leave it out for the default")
         except errors.ConfigError as exc:
             raise errors.ConfigError(f"{type(config).__name__}.{member.name}: {exc}") from None
-        if fitted is not value:
-            object.__setattr__(config, member.name, fitted)
+        if typed is not value:
+            object.__setattr__(config, member.name, typed)
 
 
 def file_fields(config: Record) -> Iterator[tuple[str, Any, str, str]]:
@@ -249,14 +249,14 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _fitted(kind: Any, value: Any) -> Any:
-    """Return a value as the type of a field has it; ConfigError if it is of another type."""
+def fitted(kind: Any, value: Any) -> Any:
+    """Return a value as the type of a field or parameter has it; ConfigError if it is of another type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         refusals = []
         for member in sorted(args, key=lambda member: not _is_of(member, value)):
             try:
-                return _fitted(member, value)
+                return fitted(member, value)
             except errors.ConfigError as exc:
                 refusals.append(str(exc))
         raise errors.ConfigError(refusals[0] if len(args) == 2 and type(None) in args else _refusal(kind, value))
@@ -269,9 +269,9 @@ def _fitted(kind: Any, value: Any) -> Any:
         kinds = args[:1] * len(value) if args[1:] == (...,) else args
         if len(kinds) != len(value):
             raise errors.ConfigError(f"found {len(value)} values, {value!r:.80}; expected {len(kinds)}")
-        return tuple(_fitted(item_kind, item) for item_kind, item in zip(kinds, value))
+        return tuple(fitted(item_kind, item) for item_kind, item in zip(kinds, value))
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return {_fitted(args[0], key): _fitted(args[1], entry) for key, entry in value.items()}
+        return {fitted(args[0], key): fitted(args[1], entry) for key, entry in value.items()}
     if _is_of(kind, value):
         return value
     if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -290,12 +290,17 @@ def _fitted(kind: Any, value: Any) -> Any:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """True for a value of a class, and for any value where a kind is no class; truth values are no numbers here."""
+    """True for a value of a class. Truth values are not numbers here, and a text is not a sequence of letters.
+
+    Any value but a number or bytes may be of a kind that cannot be checked, such as a protocol.
+    """
     origin = typing.get_origin(kind) or kind
     if origin in (typing.Union, types.UnionType, typing.Literal):
         return False
-    if not isinstance(origin, type):
-        return True
+    if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
+        return kind is Any or isinstance(kind, TypeVar) or not isinstance(value, (int, float, bytes))
+    if isinstance(value, (str, bytes)) and kind is not origin:
+        return False
     return isinstance(value, origin) and not (isinstance(value, bool) and origin in (int, float))
 
 

@@ -19,3 +19,8 @@ MARKS: dict[Verdict, str] = {"good": "✓", "bad": "✗", "error": "!", "unprove
 PASSED: tuple[Verdict, ...] = ("good", "unproven")
 """Verdicts of comparisons without a deviation. The search for culprits counts both as good builds: all builds of a
 campaign are compared on the same data, and a bad one among them shows that this data reveals the fault."""
+
+
+def unmarked(name: str) -> str:
+    """Return the name of a run without its sign."""
+    return name.lstrip("".join(MARKS.values()) + " ")

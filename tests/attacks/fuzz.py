@@ -35,6 +35,7 @@ import numpy as np
 
 from tests import models
 from tests.attacks.damage import WORDS, crafted_model, damaged
+from tests.keys import new_key
 from tests.stores import execute, set_root
 from trtops import errors
 from trtops.backend.onnx import with_onnxruntime
@@ -83,6 +84,11 @@ ON_MODELS = (
     "plugin match m.onnx --plugin-dir plugins -o out.yaml",
     "build-list list.yaml",
     "gate m.onnx --no-register",
+    "evaluate m.onnx --model good.onnx",
+    "evaluate good.onnx --model m.onnx --metric classification --labels labels.npy",
+    "choose m.onnx --minutes 0.1 --loss 1%",
+    "sensitivity m.onnx --samples 2",
+    "triage m.onnx --onnxrt --minutes 0.1",
 )
 """Commands over a crafted model. What needs a store has one of its own."""
 
@@ -104,6 +110,9 @@ ON_FILES = {
     "policy.yaml": ("gate good.onnx --policy F --no-register",),
     "places.yaml": ("plugin replace good.onnx --plugin-dir plugins --config F -o out.onnx",),
     "report.json": ("inspect data F", "check accuracy F"),
+    "labels.npy": ("evaluate good.onnx --model good.onnx --load-inputs inputs.npz --metric classification --labels F",),
+    "certificate/facts.json": ("certificate verify certificate --key key.pub",),
+    "certificate/certificate.sig": ("certificate verify certificate --key key.pub",),
 }
 """Commands over each kind of damaged file ``F``; a name with a 0 at its end is the undamaged file."""
 
@@ -130,6 +139,12 @@ ON_STORE = (
     "store reap",
     "store upload",
     "convert good.onnx --convert-to ort -o out.ort --experiment good",
+    "runs board",
+    "runs bundle RUN -o out.zip",
+    "report RUN -o out.html",
+    "export RUN --triton out",
+    "certificate write RUN -o out",
+    "choose good.onnx --resume RUN",
 )
 """Commands over a damaged store."""
 
@@ -146,6 +161,9 @@ def make_bases(folder: Path, kinds: list[str]) -> list[str]:
     Path("policy.yaml").write_text("max_slowdown: 1.1\n")
     Path("places.yaml").write_text("[]\n")
     shutil.copy("good.onnx", "m.onnx")
+    np.save("labels.npy", np.zeros(1, np.int64))
+    new_key(Path("key.pem"), Path("key.pub"))
+    os.environ["TRTOPS_SIGNING_KEY"] = str(folder / "key.pem")
     os.environ["TRTOPS_HOME"] = str(folder / "mlruns")
     save_options = "--save-tactics replay.json --save-timing-cache timing.cache"
     lines = (
@@ -163,7 +181,10 @@ def make_bases(folder: Path, kinds: list[str]) -> list[str]:
         run_child(lambda: embedded.ensure_store(folder / "mlruns") and 0, Path("log"))
         return []
     np.savez("inputs.npz", image=np.ones((2, 3, 8, 8), np.float32))
-    return [run for (run,) in execute(folder / "mlruns", "SELECT run_uuid FROM runs")]
+    runs = [run for (run,) in execute(folder / "mlruns", "SELECT run_uuid FROM runs ORDER BY start_time")]
+    line = f"certificate write {runs[0]} -o certificate --allow-unproven -q"
+    print(f"{run_child(lambda: main(line.split()), Path('log')).code} {line}", flush=True)
+    return runs
 
 
 def wrong_lines(random: Random) -> list[str]:
@@ -199,7 +220,8 @@ def commands_of(kind: str, seed: int, folder: Path, runs: list[str], count: int)
     elif kind == "files":
         name = random.choice([name for name in ON_FILES if (folder / name).exists()])
         stem, dot, suffix = name.rpartition(".")
-        shutil.copy(folder / name, folder / f"{stem}0{dot}{suffix}")
+        if f"{stem}0" in "".join(ON_FILES[name]):
+            shutil.copy(folder / name, folder / f"{stem}0{dot}{suffix}")
         (folder / name).write_bytes(damaged(folder / name, random))
         lines = [line.replace(" F", f" {name}") for line in ON_FILES[name]]
     else:

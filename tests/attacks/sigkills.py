@@ -2,14 +2,17 @@
 
 Each case is a command line in a folder of its own with a store, run in a forked child that is killed at a moment that
 follows from the case's number. Every fifth command, and each with a Ctrl-C (``--signals SIGINT``), is a process of its
-own, as users start it; the Ctrl-C must end it with exit code 130 and without a traceback. Then ``store reap`` clears up
-and the line is run to its end. Failures are: a finished run that is damaged or gone (lost); an iteration that counts
-twice (doubled); processes, temporary files, open runs, and unannounced files in the working folder (left).
+own, as users start it; the Ctrl-C must end it with exit code 130 and without a traceback. Then ``store reap`` clears
+up, the store is audited, and the line is run to its end; an interrupted campaign or choice is resumed. Failures are: a
+finished run that is damaged, contradicted or gone (lost); an iteration that counts twice (doubled); processes,
+temporary files, open runs, outputs that are cut short, and unannounced files in the working folder (left).
 """
 
 import argparse
 import collections
 import contextlib
+import importlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -18,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -28,17 +32,25 @@ import onnx
 import psutil
 
 from tests import campaigns, models
+from tests.keys import new_key
 from tests.servers import MlflowServer
 from tests.stores import set_root
 from trtops import errors, tables
 from trtops.cli.main import main
+from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.campaign.debug_build import debug_build
+from trtops.system import signing
 from trtops.tracking.check import reap, remove_leftovers
 from trtops.tracking.schema import Tag
 from trtops.tracking.store import default_tracker
 
 COMMANDS = (
     "convert m.onnx --convert-to ort --fp16 -o out.ort --experiment m",
+    "evaluate x.ort --model m.onnx --load-inputs inputs.json --experiment m",
+    "choose m.onnx --minutes 0.1 --load-inputs inputs.json --experiment m",
+    "export RUN --triton out.triton",
+    "certificate write RUN -o out.certificate",
+    "runs prune --older-than 0 --apply",
     "build-list list.yaml",
     "calibrate m.onnx --load-inputs inputs.json -o out.cache --experiment m",
     "compare m.onnx m.onnx --experiment m",
@@ -79,6 +91,10 @@ IMPORT_SECONDS = 3.0
 SERVED = 0.1
 """Share of cases with a server, which may be killed as well."""
 
+# Imported before the forks, each of which would take three seconds for it.
+for library in ("onnxruntime", "pandas", "alembic.migration", "mlflow.store.model_registry.sqlalchemy_store"):
+    importlib.import_module(library)
+
 fork = multiprocessing.get_context("fork")
 Failures = dict[str, list[str]]
 
@@ -88,6 +104,7 @@ def enter(folder: Path) -> None:
     os.environ.update(
         TRTOPS_HOME=str(folder / "mlruns"), TMPDIR=str(folder / "tmp"), TRTOPS_SPOOL=str(folder / "spool")
     )
+    os.environ[signing.KEY_VARIABLE] = str(folder / "work" / "key.pem")
     tempfile.tempdir = str(folder / "tmp")
     if (folder / "server").exists():
         os.environ["MLFLOW_TRACKING_URI"] = (folder / "server").read_text()
@@ -161,6 +178,7 @@ def make_base(folder: Path, *, served: bool) -> dict[str, str]:
         (folder / name).mkdir(parents=True)
     models.conv_net().fixed().write(folder / "work").rename(folder / "work" / "m.onnx")
     (folder / "work" / "list.yaml").write_text("models:\n  - model: m.onnx\n")
+    new_key(folder / "work" / "key.pem", folder / "work" / "key.pub")
     with server_for(folder, served):
         for line in (
             "run m.onnx --onnxrt --iterations 3 --save-inputs inputs.json --save-outputs outputs.json",
@@ -168,7 +186,6 @@ def make_base(folder: Path, *, served: bool) -> dict[str, str]:
             "convert m.onnx --convert-to ort -o x.ort --experiment m",
         ):
             assert run_to_the_end(line, folder) == 0, (folder / "output").read_text()
-        (folder / "work" / "x.ort").unlink()
         [run] = in_child(finished_runs, folder)
         names = {"RUN": run, "CAMPAIGN": in_child(make_campaign, folder)}
         in_child(clear_up, folder)
@@ -193,6 +210,26 @@ def clear_up(folder: Path) -> None:
     reap(tracker)
     remove_leftovers(tracker)
     tracker.upload_spool()
+
+
+def contradictions(folder: Path) -> list[str]:
+    """Contradictions that an audit of the whole store reports."""
+    config, tracker = AuditConfig(sample=1000, rebuild=False), default_tracker()
+    result = audit(config, tracker=tracker)
+    lines = [contradiction.text() for contradiction in result.log.contradictions]
+    for run in result.runs:
+        lines += [f"run {run.id} ({run.kind}): {contradiction.text()}" for contradiction in run.contradictions]
+    return lines
+
+
+def resumed(folder: Path, line: str, before: set[str]) -> str:
+    """The line that resumes a campaign or a choice which was interrupted, or the same line again."""
+    for info in default_tracker().find(status="killed"):
+        if info.id not in before and line.startswith("debug build") and info.kind == "debug_build":
+            return f"debug build --resume {info.id}"
+        if info.id not in before and line.startswith("choose") and info.kind == "choose":
+            return f"{line} --resume {info.id}"
+    return line
 
 
 def check_store(folder: Path, before: list[str]) -> Failures:
@@ -238,17 +275,32 @@ def left_processes(folder: Path, session: int, server: int | None) -> list[str]:
     return leftovers
 
 
-def left_files(folder: Path, initial_files: set[str]) -> list[str]:
-    """Files in the working folder that no line writes, outputs that are cut short, and temporary files."""
+def outputs(folder: Path) -> dict[str, list[str]]:
+    """Names of the outputs of a line, and of the files in those that are folders."""
+    names = {}
+    for path in (folder / "work").glob("out.*"):
+        names[path.name] = sorted(str(file.relative_to(path)) for file in path.rglob("*"))
+    return names
+
+
+def left_files(folder: Path, initial_files: set[str], expected: dict[str, list[str]]) -> list[str]:
+    """Files in the working folder that no line writes, outputs that are cut short, and temporary files.
+
+    ``expected`` are the outputs of the line that was not killed.
+    """
     leftovers = [f"temporary {path.name}" for path in (folder / "tmp").iterdir()]
     for path in (folder / "work").iterdir():
-        if path.name not in initial_files and not path.name.startswith("out.") and RESUMABLE not in path.name:
+        if path.name not in {*initial_files, *expected} and RESUMABLE not in path.name:
             leftovers.append(f"file {path.name}")
-        if path.name == "out.onnx":
+        if path.name == "out.onnx" or path.suffix in (".json", ".zip"):
+            read = {".onnx": onnx.load, ".json": lambda file: json.loads(file.read_text()), ".zip": zipfile.ZipFile}
             try:
-                onnx.load(path)
+                read[path.suffix](path)
             except Exception as exc:
-                leftovers.append(f"out.onnx is cut short: {exc}")
+                leftovers.append(f"{path.name} is cut short: {exc}")
+    for name, files in outputs(folder).items():
+        if name in expected and files != expected[name]:
+            leftovers.append(f"{name} has not all of its files: {files}")
     return leftovers
 
 
@@ -278,6 +330,7 @@ def try_case(
     base: Path,
     seconds: float,
     initial_files: set[str],
+    expected_outputs: dict[str, list[str]],
     with_server: bool,
     signals: list[signal.Signals],
 ) -> Failures:
@@ -305,11 +358,17 @@ def try_case(
         if server is not None and not server.is_up:
             server.start()
         in_child(clear_up, folder)
-        left += left_files(folder, initial_files)
-        code = run_to_the_end(line, folder)
+        left += left_files(folder, initial_files, expected_outputs)
+        # An interrupted retention is contradicted until it is repeated.
+        contradicted = [] if line.startswith("runs prune") else in_child(contradictions, folder)
+        again = in_child(resumed, folder, line, {*before})
+        code = run_to_the_end(again, folder)
         output = (folder / "output").read_text(errors="replace")[-1500:]
         # Some commands refuse to overwrite what was written before the kill.
-        lost = [] if code in (0, 1) or "exists already" in output else [f"run again it ends with {code}:\n{output}"]
+        lost = [] if code in (0, 1) or "exists" in output else [f"run again it ends with {code}:\n{output}"]
+        if any(line.startswith(verb) for verb in ("runs p", "gate")):
+            contradicted += in_child(contradictions, folder)
+        lost += [f"contradicted: {contradiction}" for contradiction in contradicted]
         in_child(clear_up, folder)
         store_failures: Failures = in_child(check_store, folder, before)
         return {
@@ -329,6 +388,7 @@ def run_all(numbers: range, lines: list[str], work: Path, signals: list[signal.S
     turns = [line for line in lines for _ in range(1 if line.startswith("flows.") else 3)]
     Random(0).shuffle(turns)
     seconds: dict[str, float] = {}
+    expected_outputs: dict[str, dict[str, list[str]]] = {}
     table: dict[str, collections.Counter[str]] = {line: collections.Counter() for line in lines}
 
     def named(line: str, served: bool) -> str:
@@ -344,8 +404,10 @@ def run_all(numbers: range, lines: list[str], work: Path, signals: list[signal.S
                 begin = time.monotonic()
                 code = run_to_the_end(named(line, False), folder)
                 seconds[line] = time.monotonic() - begin
+                expected_outputs[line] = outputs(folder)
             print(f"{line}: {seconds[line]:.1f} s, exit code {code}", flush=True)
-        wrong = try_case(number, named(line, served), bases[served], seconds[line], initial_files, served, signals)
+        arguments = seconds[line], initial_files, expected_outputs[line], served, signals
+        wrong = try_case(number, named(line, served), bases[served], *arguments)
         table[line]["kills"] += 1
         if sum(row["kills"] for row in table.values()) % 10 == 0:
             print(f"{number + 1 - numbers.start} cases", flush=True)

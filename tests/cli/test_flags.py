@@ -248,6 +248,10 @@ def test_every_output_that_is_also_read_is_refused(tmp_path, monkeypatch):
                 values = {source.dest: (name, "f") if name == "same.py" else name, output.dest: "link"}
                 if source.takes == "runner":
                     values[source.dest] = ((source.value, name),)
+                elif source.takes == "rest":
+                    values[source.dest] = ["python", name]
+                elif "@FILE" in (source.shown or ""):
+                    values[source.dest] = ["relu", f"@{name}"]
                 line = args.but(**{**dict.fromkeys(flag.dest for flag in (*flags, *positional)), **values})
                 pairs += 1
                 if source.dest in output.continues.split():
@@ -255,7 +259,7 @@ def test_every_output_that_is_also_read_is_refused(tmp_path, monkeypatch):
                     continue
                 with pytest.raises(ConfigError, match=f"^{re.escape(output.names[0])} would overwrite 'link'"):
                     refuse_overwriting_files(load(path), line)
-    assert pairs > 500
+    assert pairs > 900
 
 
 @pytest.mark.parametrize(
@@ -266,6 +270,10 @@ def test_every_output_that_is_also_read_is_refused(tmp_path, monkeypatch):
         "run identity.onnx --onnxrt --load-inputs i.json --save-outputs i.json",
         "run identity.onnx --onnxrt --load-inputs folder --save-outputs folder/i.json",
         "surgeon sanitize identity.onnx -o identity.onnx",
+        "convert identity.onnx --onnxrt --metric own.py:f relu -o own.py",
+        "build-list i.json --log-file i.json",
+        "run --trt-engine i.json --log-file i.json",
+        "debug reduce identity.onnx -o own.py --check python own.py {model}",
         "surgeon sanitize large.onnx -o weights.bin",
         "surgeon prune small.onnx -o other.onnx --save-external-data small.onnx",
     ],
@@ -285,6 +293,7 @@ def test_refused_output_leaves_the_file(line, tmp_path, monkeypatch, capsys):
         location="weights.bin",
         size_threshold=0,
     )
+    (tmp_path / "own.py").write_text("def f(outputs, labels): ...\n")
     (tmp_path / "folder").mkdir()
     for path in ("i.json", "folder/i.json"):
         save_json([models.identity().feed], path)
@@ -324,6 +333,13 @@ def test_wrong_words_name_the_option(capsys):
                 printed = capsys.readouterr().err
                 assert ended.value.code == 2 and flag.names[0] in printed, (command, flag.names, word)
     assert lines > 500
+
+
+def test_words_are_utf_8(capsys):
+    for line in ("run \udcff.onnx --onnxrt", "convert m.onnx --experiment=\udcfe"):
+        assert main(line.split()) == 2
+    printed = capsys.readouterr().err
+    assert r"\udcff.onnx is not UTF-8 text" in printed and r"--experiment=\udcfe is not UTF-8 text" in printed
 
 
 def test_fp32_contradicts_lower_precisions():

@@ -249,7 +249,7 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
         ("top1", None, "needs labels"),
         ("top1", "missing.npy", "do not exist"),
         ("token_prefix", None, "No output holds text"),
-        ("own.py:broken", "labels.npy", "KeyError: 'z'"),
+        ("own.py:broken", "labels.npy", r"own.py.*line \d+, in broken(?s:.*)KeyError: 'z'"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, monkeypatch, metric, labels, message) -> None:

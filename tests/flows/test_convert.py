@@ -4,6 +4,7 @@ import base64
 import json
 import pickle
 import shutil
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -42,12 +43,13 @@ def test_invalid_parameters_leave_no_run(store: Path, model: Path, tmp_path: Pat
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
 
-    with pytest.raises(errors.InvalidModelError, match=r"broken\.onnx"):
-        convert(broken)
     with pytest.raises(errors.ConfigError, match="'fp32', 'fp16'"):
         convert(model, precision="fp12")
     with pytest.raises(errors.ConfigError, match="precison"):
         convert(model, {"build": {"precison": "fp16"}})
+    assert not list(store.glob("*.db"))
+    with pytest.raises(errors.InvalidModelError, match=r"broken\.onnx"):
+        convert(broken)
 
     assert default_tracker().find() == []
 
@@ -104,6 +106,22 @@ def test_prefect_shows_result_and_steps(store: Path, model: Path) -> None:
         assert "Flow run small is Good" in reap()
         settled = client.read_flow_run(run.id).state
     assert settled is not None and settled.is_completed() and result.run_id in str(settled.message)
+
+
+def test_flow_run_that_crashes_before_it_begins_starts_three_times(store: Path) -> None:
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow_from_name("convert"), f"crash-{uuid.uuid4()}")
+        flow_run = client.create_flow_run_from_deployment(deployment)
+        pauses = []
+        for _ in range(3):
+            client.set_flow_run_state(flow_run.id, Crashed(), force=True)
+            reap()
+            state = client.read_flow_run(flow_run.id).state
+            assert state is not None
+            if state.is_scheduled():
+                pauses.append((state.state_details.scheduled_time - state.timestamp).total_seconds())
+    assert state.is_crashed() and len(pauses) == 2  # its process never ran, so that Prefect counts no start
+    assert min(pauses) > 30  # the worker has given the slot back by then
 
 
 class Bomb:

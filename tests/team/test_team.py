@@ -20,6 +20,9 @@ from tests import models
 from tests.long_runs import LONG
 from tests.team.conftest import RunningTeam, eventually, running_team
 from trtops import errors
+from trtops.ops.auditing.prune import prune_runs
+from trtops.ops.gate.op import gate
+from trtops.ops.gate.policy import GateConfig
 from trtops.team import access, servers
 from trtops.tracking import schema
 from trtops.tracking.base import RunInfo, tracked
@@ -103,11 +106,15 @@ def test_servers_are_protected(running: RunningTeam):
     assert {ip for ip, port in addresses if port in ports} == {"127.0.0.1"}
 
 
-def test_acceptance_names_the_authenticated_user(running: RunningTeam, monkeypatch: pytest.MonkeyPatch):
+def test_accounts_are_named_and_their_permissions_respected(running: RunningTeam, monkeypatch: pytest.MonkeyPatch):
     admin = running.tracker()
     alice, server = {"username": "alice", "password": "twelve characters"}, running.state
-    login = ("admin", server.mlflow_password)
-    requests.post(f"{server.mlflow_url}/api/2.0/mlflow/users/create", json=alice, auth=login).raise_for_status()
+
+    def post(path: str, **body: str) -> None:
+        login = ("admin", server.mlflow_password)
+        requests.post(f"{server.mlflow_url}/api/{path}", json=body, auth=login).raise_for_status()
+
+    post("2.0/mlflow/users/create", **alice)
     with tracked(admin, "nets", "net", kind="build") as run:
         run.log_bytes(b"engine", "engine/engine.ort")
     admin.register("net", run.id, "engine/engine.ort", alias="by_admin")
@@ -121,6 +128,21 @@ def test_acceptance_names_the_authenticated_user(running: RunningTeam, monkeypat
 
     accepted = {alias: version.tags[schema.Tag.ACCEPTED_BY] for alias, version in running.tracker().accepted()}
     assert accepted == {"by_admin": "admin", "by_alice": "alice"}
+
+    tracker = running.tracker()
+    tracker.check_access("net")
+    with pytest.raises(errors.AccessDeniedError, match="the account 'alice' is not an administrator's"):
+        prune_runs(tracker=tracker, apply=True)
+    denied = {"username": "alice", "permission": "DENY"}
+    post("3.0/mlflow/users/permissions/grant", **denied, resource_type="registered_model", resource_id="net")
+    model = running.models / "conv_net.onnx"
+    with pytest.raises(errors.AccessDeniedError, match="'net' to the account 'alice', which needs the permission READ"):
+        gate(model, GateConfig(name="net"), tracker=tracker, experiment="nets")
+    assert [info.id for info in tracker.find("nets")] == [run.id]  # nothing is half-written
+    experiment = admin._experiment_id("nets")
+    post("3.0/mlflow/users/permissions/grant", **denied, resource_type="experiment", resource_id=experiment)
+    with pytest.raises(errors.AccessDeniedError, match="'nets' to the account 'alice', which needs"):
+        tracker.start("nets", "net", kind="build")
 
 
 @long

@@ -54,6 +54,9 @@ def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
             parser.extend(parser)
         parser.print_help()
         return 0
+    for word in rest:
+        if any("\ud800" <= character <= "\udfff" for character in word):  # neither runtimes nor stores take such names
+            parser.error(f"{terminal.escaped(word)} is not UTF-8 text; give the file or option another name")
     args = parser.parse(rest)
     args.words, args.started = ["trtops", *words], started
     return _run_parsed(path, command, parser, args)
@@ -145,6 +148,10 @@ def refuse_overwriting_files(command: Command, args: Options, written: Group | N
         value = values[flag.dest]
         if flag.takes == "runner":
             value = [word for kind, word in value or () if kind == flag.value]
+        elif flag.takes == "rest":
+            value = [word for word in value or () if os.path.isfile(word)]
+        elif str(flag.shown).endswith("@FILE"):  # other words are names
+            value = [word.removeprefix("@") for word in value or () if word[:1] == "@" or ".py:" in word]
         if flag.file == "reads":
             reads.append((flag.names[0], value))
         elif flag not in writing:

@@ -99,7 +99,8 @@ def flag(usage: str, help: str, *, to: str = "", **settings: Any) -> Flag:
     elif names[0].startswith("-"):
         settings.setdefault("shown", shown)
     settings.setdefault("convert", values.READERS.get(str(shown), str))
-    if shown in ("FILE", "FILE[:FUNCTION]", "FOLDER", "PATH", "LIST") or names[0] == "model_file":
+    word = str(settings.get("shown", shown))
+    if word in ("FILE", "FILE[:FUNCTION]", "FOLDER", "PATH", "LIST") or word.endswith("@FILE") or "model_file" in names:
         is_output = any(name == "--output" or name.startswith("--save-") for name in names)
         settings.setdefault("file", "writes" if is_output else "reads")
     if str(shown).startswith("[OUTPUT:]"):

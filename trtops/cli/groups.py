@@ -290,23 +290,30 @@ CHECK = Group(
         "the command that checks: the rest of the line",
         takes="rest",
         shown="COMMAND ...",
+        file="reads",
     ),
 )
 
 SORTING = Group(
     "sorting files",
-    flag("--artifacts FILE+", "files to sort into good/ and bad/ after each check", file="writes"),
+    flag("--artifacts FILE+", "files to sort into good/ and bad/ after each check", file="writes", continues="check"),
     flag("--art-dir --artifacts-dir FOLDER", "the folder of good/ and bad/", default="trtops_artifacts", file="writes"),
 )
 
 ITERATING = Group(
     "iterating",
-    flag("--iter-artifact --intermediate-artifact FILE", "the file that each check reads", file="writes"),
+    flag(
+        "--iter-artifact --intermediate-artifact FILE",
+        "the file that each check reads",
+        file="writes",
+        continues="check",
+    ),
     flag("--no-remove-intermediate", "keep that file at the end"),
     flag(
         "--iter-info --iteration-info FILE",
         "where to write the iteration's number, for the check to read",
         file="writes",
+        continues="check",
     ),
     flag("--exit-on-bad", "exit with 1 if the verdict is bad; otherwise only with --experiment"),
 )

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -196,26 +196,6 @@ def _set_log_scale(axes: Axes, axis: Literal["x", "y"], values: Array) -> None:
     if positive.size and positive.max() > 100 * positive.min():
         scale = axes.set_xscale if axis == "x" else axes.set_yscale
         scale("symlog", linthresh=float(np.quantile(positive, 0.01)))
-
-
-def frontier_figure(points: Sequence[tuple[float, float, str, bool]], loss: str) -> bytes:
-    """Return an SVG file of latency in ms against loss, with the frontier.
-
-    ``points`` are latency, loss, label, and whether the limits are met. ``loss`` names the loss.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    frontier = list[tuple[float, float]]()
-    for latency, value, label, is_good in sorted(points):
-        axes.plot(latency, value, "o" if is_good else "x", color="#2ca02c" if is_good else _NAN)
-        axes.annotate(label, (latency, value), xytext=(5, 5), textcoords="offset points", fontsize=8)
-        if not frontier or value < frontier[-1][1]:
-            frontier.append((latency, value))
-    axes.step(*zip(*frontier), where="post", color="#7f7f7f", linewidth=1) if frontier else None
-    axes.set(xlabel="p50 in ms", ylabel=loss, title="Latency and loss; the line is the frontier")
-    return _file_bytes(figure, "svg")
 
 
 def _file_bytes(figure: Figure, file_format: Literal["png", "svg"]) -> bytes:

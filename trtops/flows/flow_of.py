@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import prefect.context
 import pydantic
@@ -31,6 +31,7 @@ from trtops import errors
 from trtops.flows.slots import device_slot, has_server, in_flow
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
+from trtops.ops.arguments import parameter_type
 from trtops.ops.devices import BuildPlace
 from trtops.ops.keywords import (
     PYTHON_ONLY,
@@ -42,7 +43,7 @@ from trtops.ops.keywords import (
 )  # fmt: skip
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record
-from trtops.reports.description import code
+from trtops.reports.description import code, without_links
 from trtops.spec import BackendName
 from trtops.system.activity import mark_op
 from trtops.system.masking import masked, masked_json
@@ -91,12 +92,16 @@ class VerdictError(Exception):
         self.result = result
 
 
-def _is_unexpected(record: logging.LogRecord) -> bool:
-    """False for Prefect's traceback of a verdict other than good: the flow has logged the reasons."""
-    return not (record.exc_info and isinstance(record.exc_info[1], VerdictError))
+def _shorten_expected(record: logging.LogRecord) -> bool:
+    """Drop a verdict other than good, whose reasons the flow has logged, and the traceback of other errors of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, errors.TrtopsError):
+        record.exc_info = None
+    return not isinstance(error, VerdictError)
 
 
-logging.getLogger("prefect.flow_runs").addFilter(_is_unexpected)
+for _logger in ("prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(_logger).addFilter(_shorten_expected)
 
 
 class OpFlow(Flow[P, R]):
@@ -163,15 +168,19 @@ def flow_of(
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         context = prefect.context.FlowRunContext.get()
         flow_run = None if context is None else context.flow_run
-        tracker, config = open_tracker(), arguments.pop("config", None)
+        config = arguments.pop("config", None)
+        if config_class is not None:
+            set_options = {option.path: arguments.pop(key, None) for key, option in options.items()}
+            set_options = {path: value for path, value in set_options.items() if value is not None}
+            backend = arguments.pop("backend", None) if takes_backend(op) else None
+            if arguments.get("resume") is None:  # a wrong option is refused before a store is made
+                configured(config_class if config is None else config, set_options, backend)
+        tracker = open_tracker()
         if "resume" in accepted and arguments.get("resume") is None and flow_run is not None and flow_run.run_count > 1:
             arguments["resume"] = _interrupted_run(tracker, str(flow_run.id))
         if config_class is not None:
             if config is None and base is not None:
                 config = base(tracker, arguments)
-            set_options = {option.path: arguments.pop(key, None) for key, option in options.items()}
-            set_options = {path: value for path, value in set_options.items() if value is not None}
-            backend = arguments.pop("backend", None) if takes_backend(op) else None
             config = configured(config_class if config is None else config, set_options, backend)
         backend = getattr(getattr(config, "build", None), "backend", None)
         where = backend if place_of is None else place_of(tracker, config, arguments)
@@ -214,12 +223,8 @@ def _flow_run_tags() -> dict[str, str]:
 
 
 def _annotation(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of a parameter, without the Python objects allowed as well.
-
-    Only of this one: other parameters may name types that are imported for type checkers only.
-    """
-    annotated = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
-    annotation = get_type_hints(annotated, inspect.unwrap(op).__globals__)[parameter.name]
+    """Return the type of a parameter, without the Python objects allowed as well."""
+    annotation = parameter_type(op, parameter)
     kinds = get_args(annotation)
     if str not in kinds or get_origin(annotation) not in (Union, types.UnionType):
         return annotation
@@ -358,6 +363,7 @@ def _run_name() -> str:
         several = name if isinstance(name, (tuple, list)) else (name,)
         for value in several:  # a pattern says more than the stem of its last part
             words.append(str(value) if "*" in str(value) else Path(str(value)).stem)
+    words = [word[:8] if re.fullmatch("[0-9a-f]{32}", word) else word for word in words]  # ids of runs, as in tables
     return masked(" ".join(words))[:200]
 
 
@@ -382,7 +388,8 @@ def _ended(result: OpResult) -> State[Any]:
     steps += [("Next", result.next_step)] if result.next_step is not None else []
     needed = [f"Needed: {result.needed}"] if result.needed else []
     page = "\n\n".join([result.page(), *needed, *(f"{title}: {code(str(step))}" for title, step in steps)])
-    create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state.name}")
+    description = without_links(f"{result.title}: {state.name}")
+    create_markdown_artifact(without_links(page, result.url), key=key or "result", description=description)
     context = prefect.context.FlowRunContext.get()
     assert context is not None and context.flow is not None and context.flow_run is not None
     run_text = f" MLflow run: {result.url or result.run_id}." if result.run_id else ""

@@ -15,6 +15,7 @@ from prefect.states import AwaitingRetry, Crashed, Scheduled
 from trtops.flows.flow_of import flow_of, state_of
 from trtops.flows.slots import in_flow
 from trtops.ops.auditing.prune import prune_runs as prune_runs_op
+from trtops.reports.description import without_links
 from trtops.tracking import check, owner
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.records import RunInfo
@@ -22,6 +23,7 @@ from trtops.tracking.schema import Tag
 
 _PENDING_MINUTES = 10  # after which the process of a flow run has not started, also on a busy machine
 _MOST_STARTS = 3  # of a flow run, after which it stays crashed: its model may be what kills the process
+_PAUSE_SECONDS = 60  # before a start: a worker that still holds the slot of the former one ends with an error
 _SILENT_MINUTES = 10  # more than three times Prefect's default between heartbeats
 _REPEATED_HOURS = 24  # after a crash; a flow run that crashed earlier is no longer waited for
 _MAX_FLOW_RUNS = 200  # flow runs per call, as Prefect's server allows
@@ -49,13 +51,17 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
             if state is not None:
                 client.set_flow_run_state(flow_run.id, state, force=True)
                 changes.append(f"Flow run {flow_run.name} is {state.name}")
-            if is_repeated(flow_run, state or flow_run.state):
+            if not is_repeated(flow_run, state or flow_run.state):
+                continue
+            if (starts := _starts_of(client, flow_run)) < _MOST_STARTS:
+                message = f"Its process ended without a result. This is start {starts + 1} of {_MOST_STARTS}."
+                again = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=_PAUSE_SECONDS)
                 # Not by force: Prefect refuses it for a flow run that another process has just scheduled.
-                message = f"Its process was killed. This is start {flow_run.run_count + 1} of {_MOST_STARTS}."
-                if client.set_flow_run_state(flow_run.id, AwaitingRetry(message=message)).status == "ACCEPT":
+                proposal: State[Any] = AwaitingRetry(scheduled_time=again, message=message)
+                if client.set_flow_run_state(flow_run.id, proposal).status == "ACCEPT":
                     changes.append(f"Flow run {flow_run.name} starts again")
     if changes:
-        create_markdown_artifact("\n".join(f"- {change}" for change in changes), key="reap")
+        create_markdown_artifact(without_links("\n".join(f"- {change}" for change in changes)), key="reap")
     return tuple(changes)
 
 
@@ -97,6 +103,12 @@ def _is_silent(client: SyncPrefectClient, flow_run: FlowRun) -> bool:
         occurred=EventOccurredFilter(since=since),  # type: ignore[arg-type]  # Prefect's own date type is a datetime
     )
     return not client.read_events(heartbeats, limit=1).events
+
+
+def _starts_of(client: SyncPrefectClient, flow_run: FlowRun) -> int:
+    """The number of starts of a flow run, with those whose process died before Prefect counted it as running."""
+    crashes = [state for state in client.read_flow_run_states(flow_run.id) if state.is_crashed()]
+    return max(flow_run.run_count, len(crashes))
 
 
 def is_repeated(flow_run: FlowRun, state: State[Any] | None) -> bool:

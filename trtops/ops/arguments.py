@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import mmap
-import numbers
 import os
 import re
 import types
@@ -17,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from trtops import errors
 from trtops.backend.torch import is_torch_model
 from trtops.ops.keywords import config_class_of
-from trtops.record import Record, check_bounds, file_fields
+from trtops.record import Record, check_bounds, file_fields, fitted
 from trtops.spec import BuildConfig
 
 P = ParamSpec("P")
@@ -51,7 +50,7 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
             if value is parameter.default or parameter.kind is parameter.VAR_KEYWORD:
                 continue
             try:
-                _check_argument(_hint(op, parameter), value)
+                arguments[name] = value = _typed(parameter_type(op, parameter), value)
             except errors.ConfigError as exc:
                 raise errors.ConfigError(f"{op.__name__}: {name}: {exc}") from None
             if isinstance(value, Record):
@@ -92,7 +91,7 @@ def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str) -> Non
         arguments["config"] = config
 
 
-def _hint(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+def parameter_type(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """Return the type of a parameter; its text if it names types that are imported for type checkers only."""
     annotated = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
@@ -101,34 +100,16 @@ def _hint(op: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         return str(parameter.annotation)
 
 
-def _check_argument(hint: Any, value: Any) -> None:
-    """Raise ConfigError for a value of another type, an empty text, or a negative number."""
-    if not _fits(hint, value):
-        expected = re.sub(r"\b(?:\w+\.)+", "", hint if isinstance(hint, str) else inspect.formatannotation(hint))
-        raise errors.ConfigError(f"found {value!r:.80} ({type(value).__name__}); expected {expected}")
+def _typed(hint: Any, value: Any) -> Any:
+    """Return a value in the type of a parameter; ConfigError for another type, an empty text, or a negative number."""
+    if not isinstance(hint, str):
+        value = fitted(hint, value)
+    elif isinstance(value, (bool, int, float, bytes)) and "Any" not in hint:
+        raise errors.ConfigError(f"found {value!r:.80} ({type(value).__name__}); expected {hint}")
     if value == "" and isinstance(value, str):
         raise errors.ConfigError("found an empty text; leave it out for the default")
     check_bounds(value, {})
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    """True if a value may be of a type; also for types that cannot be checked."""
-    if isinstance(hint, str):
-        return not isinstance(value, (bool, int, float, bytes)) or "Any" in hint
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(member, value) for member in args)
-    if origin is typing.Literal:
-        return value in args
-    kind = origin or hint
-    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return not isinstance(value, (int, float, bytes)) or hint is Any or isinstance(hint, TypeVar)
-    if isinstance(value, bool):
-        return issubclass(bool, kind) and kind is not int
-    if kind in (int, float):
-        return isinstance(value, numbers.Integral if kind is int else numbers.Real)
-    # A text is also a sequence of letters, and never meant as one.
-    return isinstance(value, kind) and not (isinstance(value, (str, bytes)) and origin is not None)
+    return value
 
 
 def refuse_overwriting(reads: Iterable[tuple[str, Any]], writes: Iterable[tuple[str, Any, Collection[str]]]) -> None:
@@ -179,11 +160,9 @@ def _paths(value: Any) -> Iterator[Path]:
 
 
 def _is_same(output: Path, source: Path) -> bool:
-    """True for one file or folder, by links and hard links too; False for devices and pipes, which keep nothing."""
+    """True for one existing file or folder, by links and hard links too; False for devices and pipes."""
     try:
-        if source.exists() and not (source.is_file() or source.is_dir()):
-            return False
-        return os.path.realpath(output) == os.path.realpath(source) or output.samefile(source)
+        return (source.is_file() or source.is_dir()) and output.samefile(source)
     except OSError:
         return False
 

@@ -42,7 +42,8 @@ class Point(Record):
 class Chart(Record):
     """A chart: ``points`` in a plane, or ``bars``, one below the other, each with its label.
 
-    ``x`` and ``y`` name the axes with their units. For bars, ``x`` is the meaning of their lengths.
+    ``x`` and ``y`` name the axes with their units. For bars, ``x`` is the meaning of their lengths. A ``frontier`` is a
+    line through the points that no other one is left of and below.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Chart(Record):
     x: str
     y: str = ""
     points: tuple[Point, ...]
+    frontier: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,8 +132,13 @@ def _chart_view(chart: Chart) -> dict[str, Any]:
     marks = [
         {"x": x, "y": y, "label": p.label, "value": f"{p.y:.4g}", "tone": p.tone} for x, y, p in zip(xs, ys[1:], points)
     ]
+    frontier: list[tuple[float, float]] = []
+    for x, y in sorted(zip(xs, ys[1:])) if chart.frontier else ():
+        if not frontier or y < frontier[-1][1]:
+            frontier += [(x, frontier[-1][1]), (x, y)] if frontier else [(x, y)]
     return {
         "marks": marks,
+        "frontier": frontier,
         "x_range": (f"{left:.4g}", f"{right:.4g}"),
         "y_range": y_range,
         "logarithmic": logarithmic,

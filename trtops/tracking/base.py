@@ -12,6 +12,7 @@ either. Rules for all of them:
   written last, by :meth:`Run.finish`. A run without a manifest is incomplete.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from trtops.tracking.records import ArtifactEntry as ArtifactEntry
 from trtops.tracking.records import EngineQuery as EngineQuery
 from trtops.tracking.records import Manifest as Manifest
 from trtops.tracking.records import RegisteredVersion as RegisteredVersion
+from trtops.tracking.records import RunFilter as RunFilter
 from trtops.tracking.records import RunInfo as RunInfo
 from trtops.tracking.records import RunStatus as RunStatus
 from trtops.tracking.records import Tags as Tags
@@ -120,6 +122,14 @@ class Tracker(Protocol):
         """
         ...
 
+    def check_access(self, registered_model: str | None = None) -> None:
+        """Raise AccessDeniedError if the server's account may not register versions of a model.
+
+        Without a model: if the account is not an administrator's, which alone sees everything. No effect on stores
+        without accounts, or while the server does not answer.
+        """
+        ...
+
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
         """The version behind an alias, or None; raises ``StoreError`` if it does not point into a run."""
         ...
@@ -133,10 +143,43 @@ class Tracker(Protocol):
         ...
 
     def engines(
-        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+        self,
+        query: EngineQuery,
+        *,
+        experiment: str | None = None,
+        verdict: str | None = None,
+        limit: int | None = None,
+        without_models: Collection[str] = (),
     ) -> list[tuple[RunInfo, float | None]]:
-        """Runs with engines matching a query, with the value of its ``best``: the lowest, or newest, first."""
+        """Runs with engines matching a query, with the value of its ``best``: the lowest, or newest, first.
+
+        The best are no iterations. Engines of models with one of the digests ``without_models`` are left out.
+        """
         ...
+
+
+class SearchableTracker(ABC):
+    """The search that all trackers share."""
+
+    def find(
+        self,
+        experiment: str | None = None,
+        *,
+        tags: Tags | None = None,
+        parent: str | None = None,
+        status: RunStatus | None = None,
+        limit: int | None = None,
+        id_prefix: str = "",
+    ) -> list[RunInfo]:
+        """See :meth:`Tracker.find`."""
+        run_filter = RunFilter(
+            experiment=experiment, tags=tags or {}, parent=parent, status=status, id_prefix=id_prefix
+        )  # fmt: skip
+        return self.search(run_filter, limit)
+
+    @abstractmethod
+    def search(self, run_filter: RunFilter, limit: int | None) -> list[RunInfo]:
+        """Runs that pass the filter, newest first."""
 
 
 @contextmanager

@@ -7,13 +7,14 @@ import time
 import types
 import uuid
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtops import errors
 from trtops.record import sha256
 from trtops.tracking import owner, schema
 from trtops.tracking.artifact_files import Scratch
+from trtops.tracking.base import SearchableTracker
 from trtops.tracking.reading import StoredRun, read_manifest, stated_end
 from trtops.tracking.records import (
     ArtifactEntry,
@@ -21,6 +22,7 @@ from trtops.tracking.records import (
     RegisteredVersion,
     RunData,
     RunDetails,
+    RunFilter,
     RunInfo,
     RunStatus,
     Tags,
@@ -40,7 +42,7 @@ class _Data(RunData):
     history: dict[str, tuple[float, ...]] = field(default_factory=dict)  # values of metrics by metric_key
 
 
-class MemoryTracker:
+class MemoryTracker(SearchableTracker):
     """A :class:`trtops.tracking.base.Tracker` in memory. Only this object has its runs."""
 
     shown = "This process"
@@ -108,30 +110,12 @@ class MemoryTracker:
         manifest = read_manifest(run_id, artifacts.get(Artifact.MANIFEST))
         return StoredRun(self.info(run_id), manifest, fetch, artifacts.get, self.load, details)
 
-    def find(
-        self,
-        experiment: str | None = None,
-        *,
-        tags: Tags | None = None,
-        parent: str | None = None,
-        status: RunStatus | None = None,
-        limit: int | None = None,
-        id_prefix: str = "",
-    ) -> list[RunInfo]:
-        required_tags = (tags or {}).items()
+    def search(self, run_filter: RunFilter, limit: int | None) -> list[RunInfo]:
         with self._lock:
-            if parent is not None and is_local(parent):
-                parent = self._with_local_id(parent) or parent
-            infos = [
-                self.info(run_id)
-                for run_id, data in reversed(self._runs.items())
-                if experiment in (None, data.experiment)
-                and parent in (None, data.parent)
-                and status in (None, data.status)
-                and required_tags <= data.tags.items()
-                and run_id.startswith(id_prefix)
-            ]
-        return infos[:limit]
+            if run_filter.parent is not None and is_local(run_filter.parent):
+                parent = self._with_local_id(run_filter.parent) or run_filter.parent
+                run_filter = replace(run_filter, parent=parent)
+            return list(filter(run_filter.matches, map(self.info, reversed(self._runs))))[:limit]
 
     def all_runs(self) -> Iterator[tuple[RunInfo, str]]:
         return ((info, "") for info in self.find())
@@ -195,6 +179,9 @@ class MemoryTracker:
             self._aliases.setdefault(name, {}).update(dict.fromkeys(filter(None, (alias, also)), number))
         return version
 
+    def check_access(self, registered_model: str | None = None) -> None:
+        """Allow everything: there are no accounts."""
+
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
         with self._lock:
             number = self._aliases.get(name, {}).get(alias)
@@ -215,7 +202,13 @@ class MemoryTracker:
         return accepted
 
     def engines(
-        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+        self,
+        query: EngineQuery,
+        *,
+        experiment: str | None = None,
+        verdict: str | None = None,
+        limit: int | None = None,
+        without_models: Collection[str] = (),
     ) -> list[tuple[RunInfo, float | None]]:
         raise errors.StoreError("Engines are searched by MLflow; give a store that it keeps.")
 

@@ -18,12 +18,14 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.tracking.artifact_files import Scratch, write_artifact
+from trtops.tracking.base import SearchableTracker
 from trtops.tracking.location import resolve
 from trtops.tracking.reading import StoredRun, read_manifest
 from trtops.tracking.records import (
     ArtifactEntry,
     RegisteredVersion,
     RunDetails,
+    RunFilter,
     RunInfo,
     RunStatus,
     Tags,
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 _MAX_IN_MEMORY = 1 << 20  # bytes of an artifact
 
 
-class OfflineTracker:
+class OfflineTracker(SearchableTracker):
     """A :class:`trtops.tracking.base.Tracker` with a spool for runs refused by the ``inner`` one."""
 
     def __init__(self, inner: SpoolTarget, spool: Spool) -> None:
@@ -49,7 +51,7 @@ class OfflineTracker:
         self.store = inner.store
         self.lock_folder = inner.lock_folder
         # These need the store: an engine is accepted only once its run is there.
-        self.close, self.drop = inner.close, inner.drop
+        self.close, self.drop, self.check_access = inner.close, inner.drop, inner.check_access
         self.registered = inner.registered
         self.aliases, self.accepted = inner.aliases, inner.accepted
         self.engines = inner.engines
@@ -117,34 +119,16 @@ class OfflineTracker:
             self._require_uploaded(run_id)
             raise
 
-    def find(
-        self,
-        experiment: str | None = None,
-        *,
-        tags: Tags | None = None,
-        parent: str | None = None,
-        status: RunStatus | None = None,
-        limit: int | None = None,
-        id_prefix: str = "",
-    ) -> list[RunInfo]:
+    def search(self, run_filter: RunFilter, limit: int | None) -> list[RunInfo]:
         below: list[RunInfo] = []
-        if parent is not None:
+        if run_filter.parent is not None:
             # A campaign reads its iterations back. Other searches are about runs that everybody can read.
-            required_tags = (tags or {}).items()
             spooling = [run.record for run in self._open.values() if run.is_spooling]
-            for run in reversed([*self._spooled.values(), *spooling]):
-                if (
-                    run.parent == parent
-                    and experiment in (None, run.experiment)
-                    and status in (None, run.status)
-                    and required_tags <= run.tags.items()
-                    and run.id.startswith(id_prefix)
-                ):
-                    below.append(run.info())
-            if is_local(parent) and self._record_of(parent) is not None:
+            spooled = (run.info() for run in reversed([*self._spooled.values(), *spooling]))
+            below = list(filter(run_filter.matches, spooled))
+            if is_local(run_filter.parent) and self._record_of(run_filter.parent) is not None:
                 return below[:limit]  # the store has no run below one that it did not make
-        stored = self.inner.find(experiment, tags=tags, parent=parent, status=status, limit=limit, id_prefix=id_prefix)
-        return [*below, *stored][:limit]
+        return [*below, *self.inner.search(run_filter, limit)][:limit]
 
     def _record_of(self, run_id: str) -> SpooledRun | None:
         """The run of this process with an id, if it is in the spool, ended or not."""

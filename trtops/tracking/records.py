@@ -174,6 +174,27 @@ class RunInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunFilter:
+    """Which runs a search returns; None and empty values match all."""
+
+    experiment: str | None = None
+    tags: Tags = field(default_factory=dict)
+    parent: str | None = None
+    status: RunStatus | None = None
+    id_prefix: str = ""
+
+    def matches(self, info: RunInfo) -> bool:
+        """Whether a run passes the filter."""
+        return (
+            self.tags.items() <= info.tags.items()
+            and self.experiment in (None, info.experiment)
+            and self.parent in (None, info.parent)
+            and self.status in (None, info.status)
+            and info.id.startswith(self.id_prefix)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Values:
     """Values logged to a run at once; later names, tags and metrics replace earlier ones.
 

@@ -177,7 +177,6 @@ class Artifact:
     ACCURACY_TENSORS = "accuracy/tensors.json"
     CHOOSE = "choose/result.json"  # candidates of a choice, also of an unfinished one
     CHOOSE_LIST = "choose/list.json"  # the choices of several models
-    CHOOSE_PICTURE = "choose/latency_and_loss.svg"
     TRIAGE = "triage/steps.json"  # questions and answers of a triage
     TRIAGE_FILES = "triage/"  # the smallest failing case and its bundle
     BUILD_LIST = "build_list.json"  # the outcome of each build of a model list

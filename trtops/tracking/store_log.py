@@ -1,9 +1,9 @@
 """Entries of a store's log, an append-only list of events to detect removed, moved and changed runs.
 
-The end of a run, a registered version, and the deletion of an artifact each add an entry, which contains the hashes of
-all entries before it: the roots of a Merkle tree (RFC 6962, section 2.1). A head is the number of entries and the
-tree's hash, such as ``57:3fa9...``: an old one must be the head of today's first entries. A manifest, and so its
-signature, contains the head at the end of its run.
+The end of a run, a version before and after an alias points to it, and the deletion of an artifact each add an entry,
+which contains the hashes of all entries before it: the roots of a Merkle tree (RFC 6962, section 2.1). A head is the
+number of entries and the tree's hash, such as ``57:3fa9...``: an old one must be the head of today's first entries. A
+manifest, and so its signature, contains the head at the end of its run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trtops.tracking.records import RunInfo
 from trtops.tracking.schema import Tag
 
 # The end of a run, by its process or by another since it was killed; a version of a model; the deletion of an artifact.
-Event: TypeAlias = Literal["ended", "closed", "registered", "deleted"]
+Event: TypeAlias = Literal["ended", "closed", "registering", "registered", "deleted"]
 Facts: TypeAlias = Mapping[str, "str | float | None"]
 
 HEAD = re.compile(r"\b(\d+):([0-9a-f]{64})\b")

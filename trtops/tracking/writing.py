@@ -26,7 +26,7 @@ from trtops.tracking.artifact_files import check_path
 from trtops.tracking.records import ArtifactEntry, Manifest, RunInfo, RunStatus, Statement, Values, new_local_id
 from trtops.tracking.schema import Artifact, Kind, MetricName, Tag
 from trtops.tracking.signatures import sign_run
-from trtops.verdict import MARKS, Verdict
+from trtops.verdict import MARKS, Verdict, unmarked
 
 log = logging.getLogger(__name__)
 
@@ -199,8 +199,7 @@ class Run(ABC):
                     tags = {Tag.ERROR: text, Tag.NOTE: failure_note(self.id, info.kind, text)}
                     if not interrupted:
                         tags |= {Tag.VERDICT: "error", Tag.HEADLINE: textwrap.shorten(text, 100, placeholder=" …")}
-                        name = info.name.lstrip("".join(MARKS.values()) + " ")
-                        name = f"{MARKS['error']} {name}"[: schema.MAX_KEY]
+                        name = f"{MARKS['error']} {unmarked(info.name)}"[: schema.MAX_KEY]
                     elif info.parent is None and self.outlives_process:
                         step = step_after_failure(self.id, info.kind).in_store(self.store_folder)
                         log.warning("Run %s was interrupted. Next: %s", self.id, step)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,12 @@ def test_structural_problems_are_errors(tmp_path: Path) -> None:
     del undated.opset_import[:]
     assert "name of graph" in messages(lint(nameless), "error").replace("'", "")
     assert not lint(undated).ok
+
+    new = models.conv_net().proto
+    new.opset_import[0].version = 2**31 - 1
+    [finding] = lint(new).entries
+    assert finding.nodes == lint(new).failing == tuple(node.name for node in new.graph.node) and finding.op == ""
+    assert re.match("ONNX Runtime only .guarantees. .*official support for domain ai.onnx is till", finding.message)
 
 
 def test_unused_parts_are_warnings() -> None:

@@ -204,6 +204,8 @@ def test_damaged_or_foreign_caches_are_refused() -> None:
         *(b"", b"\x80\x04junk", b"[]", b"{}", b"[" * 100_000, good[:-20]),
         good.replace(b'"version":2', b'"version":3'),
         good.replace(b'"median_seconds":1.0', b'"median_seconds":"fast"'),
+        good.replace(b'"median_seconds":1.0', b'"median_seconds":NaN'),
+        good.replace(b'"log_ratios":[]', b'"log_ratios":[1e3]'),
         good.replace(b'"graphs"', b'"graph"'),
     ):
         with pytest.raises(errors.TimingCacheError):

@@ -103,6 +103,10 @@ FORGERIES: dict[str, tuple[str, str, str]] = {
         "UPDATE logged_model_tags SET tag_value = 'bad' WHERE tag_key = 'trtops.verdict' AND model_id = ?",
         "fp32", "tag trtops.verdict of logged model",
     ),
+    "a model's description": (
+        "UPDATE logged_model_tags SET tag_value = 'good' WHERE tag_key = 'mlflow.note.content' AND model_id = ?",
+        "fp32", "tag mlflow.note.content of logged model",
+    ),
     "a kernel": (
         "UPDATE logged_model_tags SET tag_key = 'kernel/other' WHERE model_id = ? AND tag_key = (SELECT min(tag_key) "
         "FROM logged_model_tags WHERE tag_key LIKE 'kernel/%')",
@@ -127,7 +131,7 @@ FORGERIES: dict[str, tuple[str, str, str]] = {
     ),
     "a reused engine": (
         "DELETE FROM inputs WHERE source_type = 'RUN_INPUT' AND destination_id = ?",
-        "fp32", "logged model of the reused engine: MLflow says nothing",
+        "fp32", "logged model: entry {reuse} of the log says m-",
     ),
     "a dataset's name": (
         "UPDATE datasets SET name = 'x' WHERE dataset_uuid = (SELECT source_id FROM inputs WHERE destination_id = "
@@ -157,6 +161,7 @@ def test_forged_logged_models_are_named(logged: Logged) -> None:
     assert not contradictions(logged, config)
     entries = {json.loads(text)["run"]: number for number, text in logged.tracker.log_entries()[0].items()}
     ids = {name: logged_model(logged, run) for name, (_, run, _) in FORGERIES.items()}
+    reuse = entries[logged.runs["reused"]]
 
     for name, (query, _, _) in FORGERIES.items():
         logged.execute(query.replace("REUSED", logged.runs["reused"]), ids[name])
@@ -164,7 +169,9 @@ def test_forged_logged_models_are_named(logged: Logged) -> None:
     loader.write_text(loader.read_text().replace("trtops.tracking", "evil.tracking"))
 
     lines = contradictions(logged, config)
-    expected = {name: text.format(entry=entries[logged.runs[run]]) for name, (_, run, text) in FORGERIES.items()}
+    expected = {}
+    for name, (_, run, text) in FORGERIES.items():
+        expected[name] = text.format(entry=entries[logged.runs[run]], reuse=reuse)
     expected["a loader"] = f"{Artifact.MLMODEL} of logged model"
     assert {name: text for name, text in expected.items() if not any(text in line for line in lines)} == {}
 

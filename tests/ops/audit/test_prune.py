@@ -1,6 +1,7 @@
 """Which engines retention deletes, and that an audit still passes and rebuilds."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,15 @@ def test_only_unneeded_engines_are_deleted(tmp_path: Path) -> None:
         prune_runs(tracker=tracker, older_than_days=-1)
 
 
-def test_pruned_run_passes_audit_and_rebuilds(logged: Logged, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pruned_run_passes_audit_and_rebuilds(
+    logged: Logged, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = ["runs", "prune", "--store", str(logged.root), "--older-than", "0"]
     assert main(line) == 0 and "more (-v)" in (listed := capsys.readouterr().out) and len(listed.splitlines()) <= 12
+    tracker = logged.tracker
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # the next retention repeats it
+        patch.setattr(tracker.linked_engines, "drop", lambda *arguments: signal.raise_signal(signal.SIGINT))
+        tracker.drop(logged.runs["int8"], [ENGINE])
     assert main([*line, "--apply", "-v"]) == 0 and logged.runs["int8"][:8] in capsys.readouterr().out
     assert (logged.folder("fp32") / ENGINE).exists() and not (logged.folder("int8") / ENGINE).exists()
     config = AuditConfig(runs=(logged.runs["int8"],), keys=(str(logged.key),))

@@ -5,12 +5,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.keys import new_key
 from tests.stores import copy_store, delete_log, execute
 from trtops.cli.main import main
+from trtops.ops.auditing.log_check import LogCheck
 from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.record import sha256
 from trtops.system import signing
@@ -22,9 +24,10 @@ from trtops.tracking.schema import Artifact, Tag
 from trtops.tracking.store_log import Entry, grown
 
 ENGINE = "engine/engine.ort"
+ACCEPTED = {Tag.ENGINE_SHA256: sha256(b"accepted")}
 
 
-def log_run(tracker: MlflowTracker, name: str, kind: str = "compare", verdict: str = "good", **fields: str) -> str:
+def log_run(tracker: MlflowTracker, name: str, kind: str = "compare", verdict: str = "good", **fields: Any) -> str:
     with tracked(tracker, "nets", name, kind=kind, **fields) as run:  # type: ignore[arg-type]
         run.log_bytes(name.encode(), ENGINE)
         run.finish(verdict)  # type: ignore[arg-type]
@@ -108,7 +111,7 @@ def pristine(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(signing.KEY_VARIABLE, str(folder / "key.pem"))
         runs["signed"] = log_run(tracker, "signed")
-        runs["accepted"] = log_run(tracker, "accepted", "promote")
+        runs["accepted"] = log_run(tracker, "accepted", "promote", tags=ACCEPTED)
     with tracked(tracker, "nets", "campaign", kind="debug_build") as campaign:
         for number in range(3):
             name = f"iteration {number}"
@@ -116,7 +119,7 @@ def pristine(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
             runs[name] = log_run(tracker, name, "iteration", verdict, parent=campaign.id)
     runs["campaign"] = campaign.id
     runs["denied"] = log_run(tracker, "deny Conv", "deny")
-    tracker.register("net", runs["accepted"], ENGINE, alias="cpu")
+    tracker.register("net", runs["accepted"], ENGINE, alias="cpu", tags=ACCEPTED)
     runs["pruned"] = log_run(tracker, "pruned")
     tracker.drop(runs["pruned"], [ENGINE])
     with pytest.raises(ValueError, match="no kernel"), tracked(tracker, "nets", "failed", kind="build"):
@@ -312,6 +315,57 @@ def test_given_head_must_be_signed(store: Store, tmp_path: Path, monkeypatch: py
     assert verdict == "unproven" and f"run {last.id}: signature: entry" in text
 
 
+def test_interrupted_registration_is_no_forgery(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that registers a version is killed between its calls; then it is registered again."""
+    tracker = store.tracker
+    client, calls = tracker._client, 0
+
+    def register(killed_at: int) -> None:
+        nonlocal calls
+        calls = 0
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == killed_at:
+                    raise KeyboardInterrupt
+                return function(*arguments, **options)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("create_model_version", "set_logged_model_tags", "set_registered_model_alias"):
+                patch.setattr(client, name, counted(getattr(client, name)))
+            patch.setattr(tracker.log, "append", counted(tracker.log.append))
+            tracker.register("net", store.runs["accepted"], ENGINE, alias="cpu", tags=ACCEPTED)
+
+    def interrupted() -> list[str]:
+        result = audit(AuditConfig(sample=1000, rebuild=False), tracker=tracker)
+        assert result.verdict != "bad"
+        reasons = [*result.log.unverified, *(line for run in result.runs for line in run.unverified)]
+        return [reason for reason in reasons if "its registration" in reason]
+
+    # Version 2 is not listed; the alias of version 3 is not set; that of version 4 is, but the log has no end of it.
+    for killed_at, expected in ((2, {"2"}), (4, {"2", "3"}), (5, {"2"})):
+        with pytest.raises(KeyboardInterrupt):
+            register(killed_at)
+        assert {reason.split()[1] for reason in interrupted()} == expected
+    client.delete_model_version("net", "2")
+    client.set_registered_model_alias("net", "cpu", "3")
+    assert any("'net' with alias 'cpu': version" in line for line in store.audit())
+
+    register(killed_at=0)
+    assert interrupted() == store.audit() == []
+
+
+def test_registration_during_the_audit_is_no_forgery(store: Store) -> None:
+    log = LogCheck(store.tracker)
+    store.tracker.register("net", store.runs["accepted"], ENGINE, alias="cpu", tags=ACCEPTED)
+
+    assert not log.check_store(log.ends, {}, (), store.tracker.accepted()).contradictions
+
+
 def test_runs_outside_of_the_log_are_not_verified(store: Store) -> None:
     ids = []
     for name in ("removed", "closed"):
@@ -328,7 +382,7 @@ def test_runs_outside_of_the_log_are_not_verified(store: Store) -> None:
 
     result = audit(config, tracker=store.tracker)
     reasons = [run_audit.unverified[-1] for run_audit in result.runs]
-    assert "store: its process was killed before it wrote the entry, or the entry was removed" in reasons[0]
+    assert "its process was killed before it wrote the entry, its account may not, or the entry" in reasons[0]
     assert "logged later" in reasons[1] and result.verdict == "unproven" and not result.log.contradictions
     store.sql("UPDATE runs SET end_time = 1000000 WHERE run_uuid = ?", ids[0])
     older = "the run is older than the log, which began at 20"

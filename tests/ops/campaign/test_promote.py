@@ -2,6 +2,7 @@
 promised."""
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import Tolerances
+from trtops.ops.auditing.integrity import SharedReads, check_integrity
 from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.campaign.debug_build import CampaignProgress, debug_build
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -152,12 +154,14 @@ def test_bad_and_foreign_builds_are_refused(good_and_bad, folder, tracker) -> No
 def test_stricter_check_prevents_registration(good_and_bad, data, tracker) -> None:
     strict = CheckConfig(data=str(data), tolerances=Tolerances(atol=0, rtol=0), latency_runs=0)
 
-    with pytest.raises(errors.ConfigError, match="golden outputs"):
-        promote(good_and_bad["good"], PromoteConfig(check=strict, name="strict"), tracker=tracker)
+    refused = promote(good_and_bad["good"], PromoteConfig(check=strict, name="strict"), tracker=tracker)
 
+    assert (refused.verdict_text, refused.exit_code, refused.version) == ("bad (refused)", 1, "")
+    assert "golden outputs" in refused.reasons[0] and "Nothing is registered" in refused.page()
     assert tracker.aliases("strict") == {}
-    [failed] = tracker.find("blocks", tags={Tag.KIND: "promote"}, status="failed")
-    assert "golden outputs" in failed.tags[Tag.ERROR]
+    run = tracker.load(refused.run_id)
+    assert (run.info.verdict, run.info.tags[Tag.HEADLINE], run.details().status[0]) == ("bad", "refused", "FAILED")
+    assert not check_integrity(run, SharedReads(tracker)).contradictions
 
 
 def test_wrong_precision_prevents_registration(folder, tracker) -> None:
@@ -167,9 +171,9 @@ def test_wrong_precision_prevents_registration(folder, tracker) -> None:
     assert built.verdict == "good"
 
     held = PromoteConfig(check=dataclasses.replace(check, min_precision_share=0.5))
-    with pytest.raises(errors.ConfigError, match=r"No FP16 .* at least 50% are required\. Nothing was registered"):
-        promote(built.run_id, held, tracker=tracker)
+    refused = promote(built.run_id, held, tracker=tracker)
 
+    assert refused.verdict == "bad" and re.search(r"No FP16 .* at least 50% are required", refused.reasons[0])
     assert tracker.aliases("half") == {}
 
 

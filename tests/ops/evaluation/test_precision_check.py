@@ -29,6 +29,7 @@ from trtops.reports.sections import facts_of
 from trtops.spec import BuildConfig, Layer, OnnxRuntimeOptions, Precision
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
+from trtops.verdict import unmarked
 
 
 def converted(
@@ -108,7 +109,7 @@ def test_fp16_engine_with_fp32_kernels_is_named(tmp_path: Path) -> None:
     assert [row.name for row in list_runs(tracker)] == [info.name]
     assert facts_of(info)["Size and speed"][0] == ("precision", "FP32 (not FP16)")
     promoted = promote(result.run_id, tracker=tracker)
-    assert tracker.info(promoted.run_id).name == f"promote {info.name}"
+    assert tracker.info(promoted.run_id).name == f"promote {unmarked(info.name)}"
     assert tracker.registered(promoted.name, promoted.alias).tags[schema.Tag.COMPUTES_IN] == "FP32 (not FP16)"
     assert Evaluation.from_json(result.evaluation.to_json()) == result.evaluation
 

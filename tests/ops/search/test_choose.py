@@ -46,7 +46,7 @@ def test_choice_is_recorded_with_a_child_per_candidate(net: Path, config: Choose
     children = {run.id for run in tracker.find(parent=result.run_id) if run.kind == "build"}
     assert children == {candidate.run_id for candidate in result.candidates if candidate.run_id}
     run = tracker.load(result.run_id)
-    assert run.read_bytes("choose/latency_and_loss.svg").startswith(b"<?xml") and run.info.verdict == "good"
+    assert b'<polyline class="frontier"' in run.read_bytes("report/report.html") and run.info.verdict == "good"
     assert len(result.overview().rows) <= 10 and str(result.next_step).endswith(result.chosen.run_id)
     # The model is in the parent's run, for all candidates.
     chosen, parent = audit(AuditConfig(runs=(result.chosen.run_id, result.run_id)), tracker=tracker).runs
@@ -67,22 +67,25 @@ def test_limits_exclude_candidates(net: Path, config: ChooseConfig) -> None:
 def test_interrupted_choice_resumes(net: Path, config: ChooseConfig, monkeypatch) -> None:
     tracker, built = MemoryTracker(), []
 
-    def interrupted(path, conversion, **options):
-        if conversion.build.precision == "int8":
-            raise KeyboardInterrupt
-        return convert(path, conversion, **options)
+    def interrupt(precision: str, **resume: str) -> str:
+        def interrupted(path, conversion, **options):
+            if conversion.build.precision == precision:
+                raise KeyboardInterrupt
+            return convert(path, conversion, **options)
 
-    monkeypatch.setattr("trtops.ops.search.choose.convert", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        choose(net, config, tracker=tracker)
-    (run,) = [info for info in tracker.find() if info.kind == "choose"]
+        monkeypatch.setattr("trtops.ops.search.choose.convert", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            choose(net, config, tracker=tracker, **resume)
+        return next(info.id for info in tracker.find() if info.kind == "choose")
+
+    run = interrupt("int8", resume=interrupt("fp32"))  # the first one before it had a candidate
 
     def recorded(path, conversion, **options):
         built.append(conversion.build)
         return convert(path, conversion, **options)
 
     monkeypatch.setattr("trtops.ops.search.choose.convert", recorded)
-    result = choose(net, config, resume=run.id, tracker=tracker)
+    result = choose(net, config, resume=run, tracker=tracker)
     assert result.verdict == "good" and built[0].precision == "int8"
     assert json.loads(tracker.load(result.run_id).read_bytes("choose/result.json"))["chosen"] is not None
     with pytest.raises(errors.ConfigError, match="holds no candidates"):
@@ -96,6 +99,9 @@ def test_loss_of_a_metric_decides(net: Path, config: ChooseConfig, tmp_path: Pat
     result = choose(net, config, loss="0.00001%", precisions=("fp32", "int8"), tracker=MemoryTracker(), **metric)
 
     losses = {c.label: c.loss for c in result.candidates}
+    (tmp_path / "own.py").write_text("def first(outputs, labels):\n    raise RuntimeError('no table')\n")
+    with pytest.raises(errors.ScriptError, match=r'own.py", line 2(?s:.*)RuntimeError: no table'):
+        choose_all([net, net], config, precisions=("fp32",), tracker=MemoryTracker(), **metric)
     assert result.by_metric and losses["FP32 cpu"] == pytest.approx(0, abs=1e-7) and abs(losses["INT8 cpu"]) > 1e-5
 
 

@@ -31,16 +31,24 @@ def reduced(check: CommandCheck, **options: object) -> ReduceResult:
     return reduce(chain, check, ReduceConfig(**options), data=[{"x": models.random(4)}])
 
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "c.py", line 3, in <module>\n    f()\n    ^^^\n'
+
+
 @pytest.mark.parametrize(
     ("options", "code", "printed", "verdict"),
     [
         ({}, 0, "", "pass"),
         ({}, 1, "", "fail"),
         ({}, -11, "", "fail"),
-        ({}, 127, "", "error"),
-        ({}, 1, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'", "error"),
-        ({}, 2, "python: can't open file '/x.py': [Errno 2] No such file or directory", "error"),
-        ({}, 1, "Traceback (most recent call last):\nAssertionError: x", "fail"),
+        ({}, 134, "", "fail"),
+        ({}, 1, f"{TRACEBACK}AssertionError: x", "fail"),
+        ({}, 1, f"{TRACEBACK}onnxruntime.capi.onnxruntime_pybind11_state.Fail: x", "fail"),
+        ({}, 1, f"{TRACEBACK}Mismatch", "fail"),  # an exception of the script's own
+        ({}, 1, f"{TRACEBACK}RuntimeError: x\nFAILED: the outputs differ", "fail"),  # one that the script has caught
+        ({}, 3, f"{TRACEBACK}RuntimeError: x", "fail"),
+        ({}, 1, "model.mlir:1: error: x", "fail"),
+        ({"fail_codes": (1,)}, 1, f"{TRACEBACK}RuntimeError: x", "fail"),
+        ({"fail_regex": ("RuntimeError",)}, 1, f"{TRACEBACK}RuntimeError: x", "fail"),
         ({"fail_codes": (127,)}, 127, "", "fail"),
         ({"fail_codes": (3,)}, 3, "", "fail"),
         ({"fail_codes": (3,)}, 1, "", "error"),
@@ -59,6 +67,28 @@ def test_only_the_failure_that_is_meant_counts(options: dict[str, object], code:
     assert command("", **options).evaluate(code, printed).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        (126, ""),
+        (127, ""),
+        (-9, ""),
+        (137, ""),
+        (1, f"a\n{TRACEBACK}\nDuring handling of it:\n\n{TRACEBACK}RuntimeError: no table\n"),
+        (1, f"{TRACEBACK}KeyError: 'y'"),
+        (1, "  File \"c.py\", line 1\n    (\n    ^\nSyntaxError: '(' was never closed"),
+        (1, "/usr/bin/python: No module named x"),
+        (2, "python: can't open file '/x.py': [Errno 2] No such file or directory"),
+        (2, "usage: c.py\nc.py: error: unrecognized arguments: --x"),
+        (2, "trtops run: unknown option --onxrt.\nTry: trtops run -h"),
+    ],
+)
+def test_failures_of_the_command_itself_end_the_search(code: int, printed: str):
+    with pytest.raises(errors.ScriptError) as failure:
+        command("").evaluate(code, printed)
+    assert f"exit code {code}:\n{printed.strip()}\nThis says nothing" in str(failure.value)
+
+
 @pytest.mark.parity
 def test_the_same_fails_as_for_polygraphy(monkeypatch: pytest.MonkeyPatch):
     from polygraphy.tools.debug.subtool import iterative_debug_args as theirs
@@ -66,7 +96,7 @@ def test_the_same_fails_as_for_polygraphy(monkeypatch: pytest.MonkeyPatch):
     args = theirs.CheckCmdArgs()
     args.check, args.show_output, args.hide_fail_output = ["x"], False, True
     for fail, ignored, regex, code, printed in itertools.product(
-        ((), (1,)), ((), (1,)), ((), ("FAILED",)), (0, 1, 2, -9), ("", "it FAILED")
+        ((), (1,)), ((), (1,)), ((), ("FAILED",)), (0, 1, 2, -11), ("", "it FAILED")
     ):
         if fail and ignored:
             continue
@@ -158,10 +188,16 @@ def test_invalid_commands_are_refused():
         reduced(CommandCheck(command=("no-such-program", "{model}")))
 
 
-def test_a_broken_check_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    result = reduced(command("import a_module_that_is_not_there"))
-    assert result.whole == "error" and "a_module_that_is_not_there" in result.page()
-    result = reduced(command("open('another_name.onnx')"))  # such as Polygraphy's name for the model
-    assert result.whole == "error" and "another_name.onnx" in result.page()
+def test_a_broken_check_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script = tmp_path / "c.py"
+    for printed, on_parts in (
+        ("of a script", ""),
+        ("of some parts", "if b'Tanh' not in open(sys.argv[1], 'rb').read(): "),
+    ):
+        script.write_text(
+            f"import sys\nprint('before')\n{on_parts}raise RuntimeError({printed!r})\nsys.exit(1)".lstrip()
+        )
+        with pytest.raises(errors.ScriptError, match=f'(?s)before.*{script}", line 3.*RuntimeError: {printed}'):
+            reduced(CommandCheck(command=(PYTHON, str(script), "{model}")))
     reduced(command("import sys; sys.exit('wrong path')"))
     assert "it may be broken" in caplog.text and "wrong path" in caplog.text

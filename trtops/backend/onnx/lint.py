@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -267,6 +267,7 @@ _NOISE = re.compile(
     r"Load model from .*? failed:|This is an invalid model\. |Error: |Failed to load model with error: "
     r"|Exception caught: |Exception during loading: |Node \(.*?\) Op \(.*?\) \[\w+InferenceError\]|In Node, .*, Error "
     r"|.*Status Message: |\S+\.cc:\d+ onnxruntime::.*\)|\n"
+    r"|\S+/model_load_utils\.h:\d+ void .*\) (?=ONNX Runtime only)"
     r"|, inferred types: index=.*"  # every type there is, in another order each time
 )
 
@@ -436,9 +437,16 @@ class _Run:
         if missing:
             self.custom.add(name)
             level, message = "warning", f"ONNX Runtime has no {missing}; another back end may have one."
-        self.entries.append(
-            LintEntry(level=level, source="onnxruntime", message=message, nodes=(name,), op=node.op_type)
-        )
+        entry = LintEntry(level=level, source="onnxruntime", message=message, nodes=(name,), op=node.op_type)
+        for number, earlier in enumerate(self.entries):
+            if (earlier.level, earlier.message) == (
+                level,
+                message,
+            ):  # such as of the operator set, which all nodes have
+                op = node.op_type if node.op_type == earlier.op else ""
+                self.entries[number] = replace(earlier, nodes=(*earlier.nodes, name), op=op)
+                return
+        self.entries.append(entry)
 
     def _is_typed(self, name: str) -> bool:
         declared = self.declared.get(name)

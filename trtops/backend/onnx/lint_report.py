@@ -13,7 +13,7 @@ from trtops import errors
 from trtops.backend.onnx import external, walk
 from trtops.backend.onnx.model import raw_bytes
 from trtops.record import JSONValue, Record
-from trtops.tables import table
+from trtops.tables import listed, table
 
 # The first IR version in which weights need not be declared as inputs too.
 WEIGHTS_NEED_NO_INPUTS = 4
@@ -62,7 +62,7 @@ class LintReport(Record):
             (
                 entry.level,
                 entry.source,
-                (", ".join(entry.nodes[:3]) or "(model)") + (f" ({entry.op})" if entry.op else ""),
+                (listed(entry.nodes, 3) or "(model)") + (f" ({entry.op})" if entry.op else ""),
                 " ".join(entry.message.split()),
             )
             for entry in self.entries

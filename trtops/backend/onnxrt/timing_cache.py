@@ -7,6 +7,7 @@ lack of time, so that the next build skips them too.
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,13 @@ class Timing(Record):
     median_seconds: float
     cost_seconds: float
     log_ratios: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        are_times = all(0 <= seconds < math.inf for seconds in (self.median_seconds, self.cost_seconds))
+        if not (are_times and all(abs(ratio) < 100 for ratio in self.log_ratios)):
+            raise errors.FormatError(
+                f"{self} is no measurement; expected seconds, and logarithms between -100 and 100."
+            )
 
 
 @dataclass

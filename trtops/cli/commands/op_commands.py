@@ -103,7 +103,7 @@ def choose(args: Options) -> Job:
             file="reads",
         ),
         flag("golden", "the reference", file="reads"),
-        flag("more*", "further runs, for --html"),
+        flag("more*", "further runs, for --html", file="reads"),
         flag(
             "--html FILE",
             "write a page of stored builds next to each other; the first is the baseline, and none runs",

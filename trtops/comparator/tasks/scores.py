@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -170,7 +171,9 @@ def _own(name: str, measure: Callable[[dict[str, Array], Any], Any]) -> TaskMetr
         try:
             return np.asarray(measure(arrays, labels), np.float64)
         except Exception as exc:
-            raise errors.ComparisonError(f"The metric {name} failed: {type(exc).__name__}: {exc}") from exc
+            lines = traceback.format_list(traceback.extract_tb(exc.__traceback__)[1:])
+            lines += traceback.format_exception_only(exc)
+            raise errors.ScriptError(f"The metric {name} failed:\n{''.join(lines).rstrip()}") from exc
 
     def sampled(outputs: TaskOutputs, labels: Any) -> Sampled:
         arrays = {key: outputs.array(key) for key in outputs.iterations[0]}

@@ -32,6 +32,7 @@ class LogCheck:
         """Read the log; again if another process may have added entries."""
         self.ends: dict[str, tuple[int, Entry]] = {}  # the last end of each run, with its number, by the run's id
         self.registered: dict[tuple[str, str], tuple[int, Entry]] = {}  # the last version by name and alias
+        self._registering: dict[tuple[str, str], tuple[int, Entry]] = {}  # those without an end of the registration
         self._deleted: set[tuple[str, str]] = set()  # runs and paths
         self._trees: list[tuple[str, ...]] = [()]  # by number of entries
         self._began = float("inf")  # when the first entry was written, in seconds since the epoch
@@ -54,9 +55,12 @@ class LogCheck:
                     )
                 # From here on with the stated hashes, so that each change is reported once.
                 self._trees[number] = entry.tree
-                if entry.event == "registered":
-                    key = str(entry.facts.get("name")), str(entry.facts.get("alias"))
+                key = str(entry.facts.get("name")), str(entry.facts.get("alias"))
+                if entry.event == "registering":
+                    self._registering[key] = number, entry
+                elif entry.event == "registered":
                     self.registered[key] = number, entry
+                    self._registering.pop(key, None)
                 elif entry.event == "deleted":
                     self._deleted.add((entry.run, str(entry.facts.get("path"))))
                 else:
@@ -128,7 +132,7 @@ class LogCheck:
         if info.id not in self.ends:
             self._read()
         if info.id not in self.ends:
-            cause = "its process was killed before it wrote the entry, or the entry was removed"
+            cause = "its process was killed before it wrote the entry, its account may not, or the entry was removed"
             if len(self._trees) == 1:
                 cause = f"the log has no entries yet; otherwise {cause}"
             elif (info.end_time or info.start_time) < self._began:
@@ -159,15 +163,11 @@ class LogCheck:
         differences: list[Contradiction] = []
         for run_id in sorted({*expected} - {*audited}, key=lambda logged_id: self.ends[logged_id][0]):
             differences += self._check_row(*self.ends[run_id], rows.get(run_id))
-        versions = {(version.name, alias): {"alias": alias, **version.facts()} for alias, version in accepted}
-        for (name, alias), (number, entry) in self.registered.items():
-            if entry.run in expected or entry.run not in self.ends:
-                registry_facts: dict[str, str | None] = {"version": None}
-                if (name, alias) in versions:
-                    registry_facts = {**dict.fromkeys(entry.facts), **versions[name, alias]}
-                differences += _differences(
-                    number, entry, registry_facts, f"{name!r} with alias {alias!r}: ", "the registry"
-                )
+        registry_differences, interrupted = self._check_registry(expected, accepted)
+        if registry_differences:  # another process may have registered a version since the log was read
+            self._read()
+            registry_differences, interrupted = self._check_registry(expected, self._tracker.accepted())
+        differences += registry_differences
         if self._differing:  # all larger heads differ as well
             end = min(self._differing)
             start = max(size for size in self._matching if size < end)
@@ -177,9 +177,35 @@ class LogCheck:
         return LogAudit(
             head=head_of(self._trees[size], size),
             contradictions=(*self._problems.values(), *differences),
-            unverified=tuple(self._unverified),
+            unverified=(*self._unverified, *interrupted),
             signed=self._signed,
         )
+
+    def _check_registry(
+        self, expected: Collection[str], accepted: Iterable[tuple[str, RegisteredVersion]]
+    ) -> tuple[list[Contradiction], list[str]]:
+        """Compare each alias with its last entry; returns contradictions, and interrupted registrations."""
+        versions = {(version.name, alias): {"alias": alias, **version.facts()} for alias, version in accepted}
+        contradictions, interrupted = list[Contradiction](), list[str]()
+        for key in {**self.registered, **self._registering}:
+            subject = f"{key[0]!r} with alias {key[1]!r}"
+            entries = [logged[key] for logged in (self._registering, self.registered) if key in logged]
+            if all(entry.run in self.ends and entry.run not in expected for _, entry in entries):
+                continue
+            differences = []
+            for number, entry in entries:
+                facts: Facts = {"version": None}
+                if key in versions:
+                    facts = {**dict.fromkeys(entry.facts), **versions[key]}
+                differences.append(_differences(number, entry, facts, f"{subject}: ", "the registry"))
+            unchanged = not differences[-1] if key in self.registered else key not in versions
+            if key in self._registering and differences[0] and unchanged:
+                number, entry = entries[0]
+                reason = f"its registration, entry {number} of the log, was interrupted. Promote or gate again"
+                interrupted.append(f"version {entry.facts.get('version')} of {subject}: {reason}")
+            elif all(differences):
+                contradictions += differences[-1]
+        return contradictions, interrupted
 
     def _check_row(self, number: int, entry: Entry, info: RunInfo | None) -> list[Contradiction]:
         """Compare a logged run with its row in the database; ``info`` is None if the audit did not read it."""

@@ -104,7 +104,7 @@ def evaluate(
                 model_of_file = _model_of(file, folder_or_model) if folder_or_model.is_dir() else model
                 result = _evaluate_file(file, model_of_file, config, worker, options, **logged)
                 outcomes.extend(result.engines)
-            except errors.TrackingError:
+            except (errors.TrackingError, errors.ScriptError):
                 raise
             except errors.TrtopsError as exc:
                 backend = _backend_of(file)

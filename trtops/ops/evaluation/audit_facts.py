@@ -28,8 +28,9 @@ def audit_facts(run: StoredRun, shared: SharedReads, facts: Facts) -> None:
         model_outputs = {tensor.name for tensor in model.outputs}
         if not model_outputs <= outputs:
             facts.add("outputs", {path: sorted(outputs), "the model": sorted(model_outputs)})
-    # The verdict of a gate depends on more than this.
-    if run.info.kind in ("build", "evaluate", "iteration", "promote"):
+    # The verdict of a gate depends on more than this, and so does that of a refused promotion.
+    refused = run.info.kind == "promote" and run.info.verdict != "good"
+    if run.info.kind in ("build", "evaluate", "iteration", "promote") and not refused:
         facts.tag("verdict", Tag.VERDICT, path, evaluation.verdict)
         with contextlib.suppress(errors.ComparisonError):  # a tolerance that needs the arrays
             derived = evaluation.report.evaluate(evaluation.report.tolerances)

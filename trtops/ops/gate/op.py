@@ -63,6 +63,8 @@ def gate(
     path = model_file(model)
     if config.clock == "instructions":
         count_instructions()
+    if config.register:
+        tracker.check_access(registered_model(config.name or path.stem))
     experiment = experiment or path.stem
     precision, release = config.build.precision, name_of(config.release)
     name = f"gate {path.stem} {precision} {config.build.backend} {release}"

@@ -13,7 +13,7 @@ from trtops.ops.arguments import checked_arguments
 from trtops.ops.devices import BuildPlace, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
 from trtops.ops.evaluation.data import collect, golden_outputs, scripts_of
-from trtops.ops.evaluation.precision_check import check_precision, log_kernels
+from trtops.ops.evaluation.precision_check import PrecisionCheck, check_precision, log_kernels
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
@@ -24,6 +24,7 @@ from trtops.system.worker import close_workers
 from trtops.tracking import builds, schema
 from trtops.tracking.base import RunInfo, StoredRun, Tracker, Verdict, run_id_of
 from trtops.tracking.builds import find_model, log_materials
+from trtops.verdict import unmarked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +58,19 @@ class PromoteConfig(
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteResult(OpResult):
-    """An accepted engine, built from the tactics of ``source_run``; the alias names model, device and release.
+    """An engine, built from the tactics of ``source_run``, and accepted if it is good.
 
-    ``evaluation`` compares it with the golden outputs, ``agreement`` with the good run's own engine.
+    ``evaluation`` compares it with the golden outputs, ``agreement`` with the good run's own engine. The alias names
+    model, device and release.
     """
 
     title: str = "promote"
-    verdict: Verdict = "good"  # always: any other engine is an error, and not accepted
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()  # why it is refused
     source_run: str
     name: str
     alias: str
-    version: str
+    version: str = ""  # empty until it is registered, as in the run, which ends before
     engine_sha256: str
     coverage: float
     built_elsewhere: bool = False
@@ -76,21 +79,22 @@ class PromoteResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """Always ``accepted``."""
-        return "accepted"
+        """``accepted``, ``refused``, or ``verified`` before it is registered."""
+        return "accepted" if self.version else "verified" if self.verdict == "good" else "refused"
 
     @property
     def figures(self) -> str:
         """Where it is registered."""
-        return f"version {self.version} of {self.name!r}, alias {self.alias}"
+        return f"version {self.version} of {self.name!r}, alias {self.alias}" if self.version else ""
 
     def body(self) -> Iterable[str]:
         """Where it is registered, and how it was verified."""
         origin = f"built from run `{self.source_run}`; all replayable tactics ({self.coverage:.0%} of layers) followed"
         if self.built_elsewhere:
             origin = f"the engine of run `{self.source_run}` itself, which was built elsewhere"
+        version = f"Version {self.version} of" if self.version else "Nothing is registered" if self.reasons else "For"
         return [
-            f"Version {self.version} of `{self.name}`, alias `{self.alias}`.",
+            f"{version} `{self.name}`, alias `{self.alias}`.",
             "",
             f"- {origin}",
             f"- agrees with the golden outputs: {self.evaluation.report.verdict}",
@@ -108,6 +112,9 @@ def promote(
 ) -> PromoteResult:
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
 
+    It is refused, and not registered, if it is not good, does not compute in the requested precision, or does not agree
+    with the good run's engine.
+
     Args:
         run_id: A good build's run, or a good iteration's.
         config: How to verify.
@@ -115,8 +122,8 @@ def promote(
         tags: Further tags of the run.
 
     Raises:
-        ConfigError: If the run is not good or holds no build, or the new engine is not good, does not compute in the
-            requested precision, or does not agree with the good run's. Nothing is registered then.
+        AccessDeniedError: If the server's account may not register the engine.
+        ConfigError: If the run is not good or holds no build.
         TacticMismatchError: If some tactic was not followed.
         IncompleteRunError: If the run is not complete.
 
@@ -154,19 +161,22 @@ def promote(
             f"{source.spec.model_sha256[:12]}."
         )
     path = naming.fact(schema.Tag.MODEL_PATH) or str(model.path)
-    config = replace(config, name=config.name or Path(path).stem)
+    config = replace(config, name=registered_model(config.name or Path(path).stem))
+    tracker.check_access(config.name)
     campaign = next((info for info in lineage if info.kind == "debug_build"), None)
     check = config.check
     if check is None:
         check = check_of(tracker, campaign or stored.info)
         ask_for((campaign or stored.info).id, scripts_of(check.data, *check.metric), (), allowed=config.allow_scripts)
     run_tags = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
-    name = f"promote {stored.info.name}"
+    name = f"promote {unmarked(stored.info.name)}"
     try:
         with op_run(tracker, stored.info.experiment, name, kind="promote", tags=run_tags) as op:
             result, build = _build_and_verify(stored, source, model, check, config, op)
     finally:
         close_workers()
+    if result.verdict != "good":
+        return result
     # Last, since a version has to be one of a complete run.
     version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=run_id)
     return replace(result, version=version.version)
@@ -231,31 +241,34 @@ def _build_and_verify(
         evaluation = replace(evaluation, evidence=replace(evidence, source=params["evidence.source"]))
     log_evaluation(run, evaluation)
     log_kernels(run, build)
-    for reference, comparison in (("golden outputs", evaluation), (f"engine of run {stored.info.id}", agreement)):
-        if comparison.verdict == "bad":
-            raise errors.ConfigError(
-                f"The new engine does not agree with the {reference}: {'; '.join(comparison.reasons)[:1000]}. The "
-                "tactics were followed, so the cause is not among those that can be replayed. Nothing was registered."
-            )
-        if comparison.verdict == "unproven":
-            raise errors.ConfigError(
-                f"The new engine is unproven: {'; '.join(comparison.reasons)}. Nothing was registered."
-            )
-    precision = check_precision(build, check.min_precision_share)
-    if not precision.lowered and not precision.emulation_counts:
-        raise errors.ConfigError(f"{precision.reason()} Nothing was registered.")
+    verdict, reasons = _decide(evaluation, agreement, check_precision(build, check.min_precision_share))
     result = PromoteResult(
+        verdict=verdict,
+        reasons=reasons,
         source_run=stored.info.id,
-        name=registered_model(config.name or model.name),
+        name=config.name or registered_model(model.name),
         alias=alias_of(model.info.sha256, build.engine.environment),
-        version="",
         engine_sha256=build.engine.sha256,
         coverage=build.tactics.coverage,
         built_elsewhere=build.spec.engine_sha256 is not None,
         evaluation=evaluation,
         agreement=agreement,
     )
-    return op.finish(result, title=f"promote {stored.info.name}"), build
+    return op.finish(result, title=f"promote {unmarked(stored.info.name)}"), build
+
+
+def _decide(
+    evaluation: Evaluation, agreement: Evaluation, precision: PrecisionCheck
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict on a new engine, and why it is refused."""
+    for reference, comparison in (("golden outputs", evaluation), ("engine of the promoted run", agreement)):
+        if comparison.verdict == "bad":
+            disagreement = f"The new engine does not agree with the {reference}, although it follows the tactics"
+            return "bad", (disagreement, *comparison.reasons)
+    if not precision.lowered and not precision.emulation_counts:
+        return "bad", (precision.reason(),)
+    unproven = next((comparison for comparison in (evaluation, agreement) if comparison.verdict != "good"), None)
+    return ("good", ()) if unproven is None else (unproven.verdict, unproven.reasons)
 
 
 def _compare_in_child(build: Build, other: Engine, model: Model, check: CheckConfig) -> tuple[Evaluation, Evaluation]:

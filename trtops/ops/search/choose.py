@@ -24,7 +24,6 @@ from trtops.backend.onnx.quantize import is_quantized, quantizable_layers
 from trtops.backend.ratio import UNDISTURBED
 from trtops.backend.torch import is_torch_model, model_name
 from trtops.comparator.tasks.scores import parse_loss
-from trtops.extras import installed
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert import ConvertConfig, convert, log_model
@@ -200,13 +199,21 @@ class ChooseResult(OpResult):
         yield Section(title="Why not", text="\n".join(lines)) if lines else Section()
 
     def chart(self) -> Chart:
-        """Return latency against loss; candidates of the frontier are no slower than any with a smaller loss."""
+        """Return latency against loss, with the frontier."""
         tones: dict[Outcome, Tone] = {"within": "good", "unproven": "unproven"}
         points = []
         for c in self.candidates:
             if c.p50_ms is not None and c.loss is not None and math.isfinite(c.loss):
                 points.append(Point(label=c.label, x=c.p50_ms, y=c.loss, tone=tones.get(c.outcome, "bad")))
-        return Chart(title="Latency and loss", form="points", x="p50 in ms", y=self._kind, points=tuple(points))
+        x, y = "p50 in ms", self._kind
+        return Chart(
+            title="Latency and loss; the line is the frontier",
+            form="points",
+            x=x,
+            y=y,
+            points=tuple(points),
+            frontier=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,9 +273,10 @@ def choose(
     check = replace(config.check, plots="never", loss=config.loss if has_metric else None)
     earlier = {} if config.resume is None else _recorded(tracker, config.resume, loaded)
     data = CommandData(loaded, check, config.calibration_data)
-    with op_run(tracker, experiment, f"{path.stem} choose", kind="choose", model=path, tags=tags, parent=parent) as op:
+    run_tags = {**(tags or {}), schema.Tag.MODEL_SHA256: loaded.info.sha256}
+    name = f"{path.stem} choose"
+    with op_run(tracker, experiment, name, kind="choose", model=path, tags=run_tags, parent=parent) as op:
         op.run.log_params(config)
-        op.run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         log_model(op.run, loaded, keep=True)  # once, for all candidates
         logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": op.run.id}
         choice = _Choice(model, config, check, data, logged, op.run, earlier, progress)
@@ -278,11 +286,6 @@ def choose(
         )
         if result.chosen is not None and result.chosen.p50_ms is not None:
             op.run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): result.chosen.p50_ms})
-        if installed("matplotlib"):
-            from trtops.comparator.plot import frontier_figure
-
-            points = [(point.x, point.y, point.label, point.tone == "good") for point in result.chart().points]
-            op.run.log_bytes(frontier_figure(points, result.chart().y), schema.Artifact.CHOOSE_PICTURE)
         return op.finish(result, artifact=schema.Artifact.CHOOSE, evaluated=True)
 
 
@@ -314,6 +317,8 @@ def choose_all(
         for number, source in enumerate(sources, start=1):
             try:
                 results.append(choose(source, config, parent=op.run.id, **{**logged, "experiment": op.experiment}))
+            except errors.ScriptError:  # each model would meet it
+                raise
             except errors.TrtopsError as exc:
                 failed = Candidate(label="model", build=config.build, outcome="error", reason=str(exc).splitlines()[0])
                 failure = ChooseResult(
@@ -329,11 +334,13 @@ def choose_all(
 def _recorded(tracker: Tracker, run: str, model: Model) -> dict[str, Candidate]:
     """Return the finished candidates of an interrupted choice by label; ConfigError if it was of another model."""
     info = tracker.info(run_id_of(run, tracker))
-    data = tracker.peek(info.id, schema.Artifact.CHOOSE)
-    if info.kind != "choose" or data is None:
+    if info.kind != "choose":
         raise errors.ConfigError(f"Run {info.id} holds no candidates; expected a run of trtops choose.")
     if info.tags.get(schema.Tag.MODEL_SHA256) != model.info.sha256:
         raise errors.ConfigError(f"Run {info.id} is of another model than {model.name}; start again, without resume.")
+    data = tracker.peek(info.id, schema.Artifact.CHOOSE)
+    if data is None:  # it was interrupted before its first candidate
+        return {}
     return {c.label: c for c in ChooseResult.from_json(data).candidates if c.run_id}
 
 
@@ -434,6 +441,8 @@ class _Choice:
             begin = time.perf_counter()
             try:
                 candidate = self._converted(candidate)
+            except errors.ScriptError:  # each candidate would meet it
+                raise
             except errors.TrtopsError as exc:  # another candidate may do
                 candidate = replace(candidate, outcome="error", reason=str(exc).splitlines()[0])
             self.longest = max(self.longest, time.perf_counter() - begin)

@@ -1,5 +1,6 @@
 """External commands as checks: exit code and output give the verdict."""
 
+import builtins
 import contextlib
 import importlib
 import logging
@@ -29,10 +30,20 @@ from trtops.system.processes import end_with_parent, temporary_prefix
 from trtops.system.worker import warm_worker
 
 _TAIL_CHARACTERS = 2000
+_MAX_TRACEBACK = 100_000  # characters of the output that are searched for one
 _NOT_RUN = (126, 127)  # exit codes of shells that cannot run a program
-_OWN_ERROR = re.compile(
-    r"^((Syntax|Indentation|Name|Import|ModuleNotFound|FileNotFound)Error: |\S+: can't open file ).*\Z", re.MULTILINE
+_ENDED_FROM_OUTSIDE = frozenset(
+    code
+    for number in (1, 2, 9, 15)
+    for code in (-number, 128 + number)  # SIGHUP, SIGINT, SIGKILL, SIGTERM
 )
+# How the output of a program ends that refuses its command line, or of Python without a script; by exit code.
+_REFUSALS = {
+    1: re.compile(r"^\S+: (No module named|Error while finding module) .*\Z", re.MULTILINE),
+    2: re.compile(r"^(.+: error: |Try: trtops |\S+: can't open file ).*\Z", re.MULTILINE),
+}
+# The frames of Python's last traceback, and the exception that ended the program.
+_TRACEBACK = re.compile(r'^  File ".*", line \d.*\n(?:[ \t].*\n|\n)*(\w+)(?:: .*)?\Z', re.MULTILINE)
 # Idle children that have imported what most commands of trtops need, which takes most of a short one's time.
 _IMPORTED = (
     "numpy.random", "onnx", "psutil", "trtops.backend.onnx.model", "trtops.backend.onnxrt.inference",
@@ -46,9 +57,10 @@ _IMPORTED = (
 class CommandCheck(Config):
     """Runs a command on each sub-model, in a process group of its own, ended with the check."""
 
-    # By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in `ignore_fail_codes` passes,
-    # whatever was printed. With `fail_codes` only these are the failure, and with `fail_regex` as well only if an
-    # expression matches. With `fail_regex` alone a match is the failure, whatever the code.
+    # By default any exit code but 0 is the failure, unless the command failed by itself (`is_own_failure`): that raises
+    # ScriptError. The rules are Polygraphy's otherwise: a code in `ignore_fail_codes` passes, whatever was printed.
+    # With `fail_codes` only these are the failure, and with `fail_regex` as well only if an expression matches. With
+    # `fail_regex` alone a match is the failure, whatever the code.
 
     # The program and its arguments, without a shell. In each, ``{model}`` stands for the sub-model's path (or
     # ``{engine}`` for an engine's), ``{inputs}`` for a JSON file of its inputs, as Polygraphy's ``--load-inputs``
@@ -114,7 +126,7 @@ class CommandCheck(Config):
         return self.evaluate(*run_group(arguments, self.timeout_seconds))
 
     def evaluate(self, code: int | None, printed: str) -> CheckOutcome:
-        """The outcome for an exit code (None: out of time) and the output."""
+        """The outcome for an exit code (None: out of time) and the output; ScriptError if the command itself failed."""
         tail = printed[-_TAIL_CHARACTERS:].strip()
         if code is None:
             detail = f"no answer within {self.timeout_seconds:g} s\n{tail}"
@@ -127,10 +139,30 @@ class CommandCheck(Config):
             failed = bool(self.fail_codes) or code != 0
         verdict: CheckVerdict = "pass" if code in (0, *self.ignore_fail_codes) else "error"
         verdict = "fail" if failed else verdict
-        if failed and not (self.fail_codes or self.fail_regex) and (code in _NOT_RUN or _OWN_ERROR.search(tail)):
-            verdict = "error"  # of the script itself, which tells nothing about the model
+        if failed and not (self.fail_codes or self.fail_regex) and is_own_failure(code, printed.rstrip()):
+            raise errors.ScriptError(
+                f"The check command {' '.join(self.command)!r:.200} failed by itself, with exit code {code}:\n{tail}\n"
+                "This says nothing about what it checks. Correct the command. If this is the failure that you search "
+                "for, name it (--fail-code, --fail-regex)."
+            )
         shown = verdict != "pass" or self.tell_passing
         return CheckOutcome(verdict=verdict, detail=f"exit code {code}\n{tail}" if shown else "")
+
+
+def is_own_failure(code: int, printed: str) -> bool:
+    """Whether a check command failed by itself, so that its exit code says nothing about what it checks.
+
+    A shell cannot run it, it was ended from outside, as for lack of memory, it refuses its options, or a Python script
+    ended in one of Python's own exceptions other than AssertionError. Crashes, other exit codes and exceptions of
+    libraries may be the model's.
+    """
+    if code in _NOT_RUN or code in _ENDED_FROM_OUTSIDE:
+        return True
+    if code in _REFUSALS and _REFUSALS[code].search(printed):
+        return True
+    match = _TRACEBACK.search(printed[-_MAX_TRACEBACK:]) if code == 1 else None
+    exception = getattr(builtins, match[1], None) if match else None
+    return isinstance(exception, type) and not issubclass(exception, AssertionError)
 
 
 def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[int | None, str]:
@@ -155,8 +187,9 @@ def run_group(arguments: Sequence[str], timeout_seconds: float | None) -> tuple[
 
 def _run_program(arguments: Sequence[str], output: Any, timeout_seconds: float | None) -> int | None:
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ}  # so that a traceback follows what was printed before it
     try:
-        process = subprocess.Popen(arguments, start_new_session=True, **streams)
+        process = subprocess.Popen(arguments, start_new_session=True, env=environment, **streams)
     except OSError as exc:
         message = f"The check command {arguments[0]!r} cannot be run: {exc.strerror or exc}."
         raise errors.ConfigError(message) from exc

@@ -292,7 +292,7 @@ class _Reduction:
     def _check_part(self, parts: Items) -> CheckOutcome:
         try:
             return CheckOutcome.of(self.check(self.cut(parts)))
-        except errors.ConfigError:  # every part would meet it
+        except (errors.ConfigError, errors.ScriptError):  # other parts would meet it too
             raise
         except Exception as exc:  # of a part it is an error of another kind than the one searched for
             if parts == self.everything:

@@ -112,7 +112,7 @@ class Connection:
             except MemoryError:
                 raise errors.StoreError(too_much(f"An answer of {self.shown}")) from None
             except (MlflowException, requests.RequestException) as exc:
-                error = translated(exc, self.shown)
+                error = translated(exc, self.shown, next((arg for arg in args if isinstance(arg, str)), ""))
                 if self.store is not None and type(error) is errors.StoreError:
                     error = store_error(exc, self.store, str(error))
                 now = time.monotonic()
@@ -183,13 +183,26 @@ class Connection:
         augmented_raise_for_status(answer)  # type: ignore[no-untyped-call]
         return answer
 
-    def account(self) -> str | None:
-        """The user authenticated by the server for these calls; None for an embedded store, or without accounts."""
-        path = "/api/2.0/mlflow/users/current"
+    def user(self) -> Mapping[str, Any] | None:
+        """The user authenticated by the server for these calls; None for an embedded store, or without accounts.
+
+        In MLflow's form, with ``username`` and ``is_admin``.
+        """
         with suppress(errors.LogError):  # 404
             if self.store is None:
-                return str(self.call(lambda: self.get(self.location, path).json()["user"]["username"]))
+                user: Mapping[str, Any] = self.call(self._get_json, "/api/2.0/mlflow/users/current")["user"]
+                return user
         return None
+
+    def permission(self, username: str, kind: str, key: str) -> str | None:
+        """A user's permission on a resource, such as ``EDIT``; None if this release of MLflow does not answer that."""
+        parameters = {"username": username, "resource_type": kind, "resource_id": key}
+        with suppress(errors.LogError):  # 404
+            return str(self.call(self._get_json, "/api/3.0/mlflow/users/permissions/get", parameters)["permission"])
+        return None
+
+    def _get_json(self, path: str, parameters: Mapping[str, str] = MappingProxyType({})) -> Any:
+        return self.get(self.location, path, params=dict(parameters)).json()
 
     def log_batch(
         self,

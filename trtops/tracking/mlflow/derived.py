@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtops import errors
@@ -38,12 +38,11 @@ Derived: TypeAlias = dict[str, tuple[str, str]]
 
 _NOTHING = "nothing"
 _META_FILE = "registered_model_meta"  # MLflow writes it where it loads a registered model without copying it
-_OUR_TAGS = ("trtops.", "kernel/")
+_OUR_TAGS = ("trtops.", "kernel/", Tag.NOTE)
 
 
 def derived_facts(
     connection: Connection,
-    pages: Callable[..., Iterator[Any]],
     engines: Engines,
     run: Any,
     files: Files,
@@ -53,7 +52,8 @@ def derived_facts(
     facts = _dataset_facts(run)
     inputs = [str(model.model_id) for model in run.inputs.model_inputs]
     reused = engines.model_of(run.info.run_id) if Tag.REUSED_FROM in run.data.tags else None
-    facts["logged model of the reused engine"] = (", ".join(inputs) or _NOTHING, reused or _NOTHING)
+    if inputs:  # none if the account may only read the engine's experiment, which the store's log states
+        facts["logged model of the reused engine"] = (", ".join(inputs), reused or _NOTHING)
     for model_id, numbers in (manifest.run.linked if manifest.run else {}).items():
         if (model := engines.get(model_id)) is not None:
             facts |= _pairs(f"logged model {model_id}", _numbers_of(model, run), _stated_numbers(numbers, run))
@@ -61,7 +61,11 @@ def derived_facts(
         return facts, []
     subject, unverified = f"logged model {model.model_id}", list[str]()
     facts |= _row_facts(run, files, model, subject)
-    facts |= _version_facts(connection, pages, model, subject)
+    registered, interrupted = engines.versions_loading(model)
+    facts |= _version_facts(connection, registered, model, subject)
+    for name, number in sorted(interrupted):
+        reason = f"its registration was interrupted: it has no alias, and {subject} does not list it"
+        unverified.append(f"version {number} of {name!r}: {reason}")
     for run_id in {metric.run_id for metric in model.metrics or ()} - {run.info.run_id}:
         linked_facts, reason = _linked_facts(connection, run_id, model, subject)
         facts |= linked_facts
@@ -99,10 +103,9 @@ def _row_facts(run: Any, files: Files, model: Any, subject: str) -> Derived:
     return facts | dict(_pairs(subject, _numbers_of(model, run), _stated_numbers(numbers, run)))
 
 
-def _version_facts(connection: Connection, pages: Callable[..., Iterator[Any]], model: Any, subject: str) -> Derived:
+def _version_facts(connection: Connection, registered: set[tuple[str, str]], model: Any, subject: str) -> Derived:
     """The registered versions that load a logged model, those that it lists, and where MLflow loads each from."""
-    loading = pages(connection.client.search_model_versions, f"source_path = '{model.artifact_location}'")
-    registered, listed = {(version.name, str(version.version)) for version in loading}, versions_of(model)
+    listed = versions_of(model)
     facts = {f"registered versions of {subject}": (str(sorted(listed)), str(sorted(registered)))}
     for name, version in sorted(listed | registered):
         with contextlib.suppress(errors.RunNotFoundError):

@@ -89,7 +89,11 @@ class Engines:
             model = self.model_of(run.info.run_id)
             models = [] if model is None else [LoggedModelInput(model)]
         if datasets or models:
-            self._call(self._connection.client.log_inputs, run.info.run_id, datasets, models)
+            try:
+                self._call(self._connection.client.log_inputs, run.info.run_id, datasets, models)
+            except errors.AccessDeniedError:  # the engine is of an experiment that this account may only read
+                self._call(self._connection.client.log_inputs, run.info.run_id, datasets)
+                return None
         return model
 
     def _create(self, run: Any, stated: EngineModel) -> str:
@@ -149,6 +153,19 @@ class Engines:
         model = self.get(self.model_of(engine) or "")
         return {} if model is None else {"model_id": model.model_id, **data_of(params)}
 
+    def versions_loading(self, model: Any) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        """Name and number of the registered versions that load a logged model, and of interrupted registrations.
+
+        Those have no alias, and the logged model does not list them.
+        """
+        client, listed = self._connection.client, versions_of(model)
+        loading = self._pages(client.search_model_versions, f"source_path = '{model.artifact_location}'")
+        versions, interrupted = {(version.name, str(version.version)) for version in loading}, set[tuple[str, str]]()
+        for version in versions - listed:
+            if not self._call(client.get_model_version, *version).aliases:  # searches leave them out
+                interrupted.add(version)
+        return versions - interrupted, interrupted
+
     def add_version(self, model: str, name: str, version: str) -> None:
         """Link a registered version to a logged model."""
         client = self._connection.client
@@ -163,12 +180,18 @@ class Engines:
         verdict: str | None,
         versions: Collection[tuple[str, str]] | None,
         limit: int | None,
+        without_models: Collection[str] = (),
     ) -> list[tuple[str, float | None]]:
         """Runs with matching engines, and the value of ``query.best`` as their sort key.
 
-        With ``versions``, as name and version, only engines that are registered as one of them.
+        With ``versions``, as name and version, only engines that are registered as one of them; ``without_models``
+        are digests of models.
         """
         conditions = [] if verdict is None else [f"tags.`{Tag.VERDICT}` = {_quoted(verdict)}"]
+        if query.best:
+            conditions.append(f"tags.`{Tag.KIND}` != 'iteration'")
+        if without_models:
+            conditions.append(f"tags.`{Tag.MODEL_SHA256}` NOT IN ({', '.join(map(_quoted, without_models))})")
         if versions is not None:
             conditions.append(f"tags.`{VERSIONS}` != ''")
         if query.kernel:
@@ -187,7 +210,7 @@ class Engines:
         matches: list[tuple[str, float | None]] = []
         for model in self._pages(
             self._connection.client.search_logged_models, experiments, filter_string=" and ".join(conditions),
-            datasets=datasets, order_by=order, size=min(limit or 100, 100),
+            datasets=datasets, order_by=order, size=min(max(limit or 100, 20), 100),
         ):  # fmt: skip
             numbers = [
                 m for m in model.metrics or () if name in ("", m.dataset_name) and digest in ("", m.dataset_digest)

@@ -4,6 +4,7 @@ import configparser
 import functools
 import logging
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,8 +110,8 @@ _NO_SPACE = {
 }
 
 
-def translated(exc: Exception, location: str) -> errors.TrackingError:
-    """MLflow's exception, or its HTTP client's, as one of ours."""
+def translated(exc: Exception, location: str, target: str = "") -> errors.TrackingError:
+    """MLflow's exception, or its HTTP client's, as one of ours; ``target`` is the name or id in the request."""
     import requests
 
     text, code = masked(str(exc)), getattr(exc, "error_code", "")
@@ -121,10 +122,10 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
         return errors.RunNotFoundError(f"{location}: {text}")
     if code == "INVALID_PARAMETER_VALUE":
         return errors.LogError(f"{location} refused it: {text}")
-    if code == "PERMISSION_DENIED":
-        return errors.StoreError(f"{location}: {text} Ask its administrator to grant your account EDIT on this.")
+    if code == "PERMISSION_DENIED" or (response is not None and response.status_code == 403):
+        return errors.AccessDeniedError(f"{location} refused {_denied_request(text, response, target)}")
     if code == "UNAUTHENTICATED":
-        return errors.StoreError(
+        return errors.AccessDeniedError(
             f"{location} refused access: {text} Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "TRTOPS_CREDENTIALS to a file with both."
         )
@@ -140,3 +141,23 @@ def translated(exc: Exception, location: str) -> errors.TrackingError:
     if response is not None:
         return errors.LogError(f"{location} answered {response.status_code}: {text:.500}")
     return errors.StoreError(f"{location}: {text:.500}")
+
+
+def _denied_request(text: str, response: Any, target: str) -> str:
+    """A request that the server refused to an account, and the permission that it needs."""
+    from mlflow.utils.credentials import read_mlflow_creds
+
+    file = os.environ.get(_CREDENTIALS)
+    account = read_credentials(Path(file))[0] if file else read_mlflow_creds().username
+    match = re.search(r"/mlflow(?:-artifacts)?/([a-z-]+(?:/[a-z-]+)?)", text)
+    request = match[1] if match else "a request"
+    method, verb = "" if response is None else response.request.method, request.rpartition("/")[2]
+    if "DELETE" in (method, verb.upper()):
+        permission = "MANAGE"
+    else:
+        permission = "READ" if method == "GET" or verb.startswith(("get", "search", "list")) else "EDIT"
+    subject = "registered model" if request.startswith(("registered-models", "model-versions")) else "experiment"
+    return (
+        f"{request}{f' {target!r}' if target else ''} to the account {account!r}, which needs the permission "
+        f"{permission} on this {subject}. Its administrator can grant it."
+    )

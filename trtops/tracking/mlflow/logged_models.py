@@ -16,7 +16,7 @@ from trtops.spec import short_device
 from trtops.tracking import schema
 from trtops.tracking.records import ArtifactEntry, Manifest
 from trtops.tracking.schema import Artifact, Tag
-from trtops.verdict import MARKS
+from trtops.verdict import unmarked
 
 if TYPE_CHECKING:
     from trtops.tracking.mlflow.artifacts import Files
@@ -42,12 +42,14 @@ def engine_model(run: Any, files: Files) -> EngineModel:
     data = run.data
     linked_tags = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.BACKEND, Tag.VERDICT, Tag.KIND)
     tags = {tag: data.tags[tag] for tag in linked_tags if tag in data.tags}
+    if note := _beginning(data.tags.get(Tag.NOTE, "")):
+        tags[Tag.NOTE] = note
     layers = json.loads(files.peek(Artifact.LAYERS) or b"[]")
     choices = json.loads(files.peek(Artifact.TACTICS) or b"{}").get("choices", ())
     # TensorRT's inspector and its selector of tactics may name kernels differently; deny-lists have the second.
     for kernels in (Counter(str(layer.get("tactic")) for layer in records) for records in (choices, layers)):
         tags |= {kernel_tag(kernel): str(count) for kernel, count in kernels.items() if kernel != "None"}
-    words = [(run.info.run_name or "engine").lstrip("".join(MARKS.values()) + " ")]
+    words = [unmarked(run.info.run_name or "engine")]
     model = Path(data.params.get("model_path", "")).stem
     if model or tags.get(Tag.KIND) == "iteration":  # whose name has its model, and what tells it from others
         precision = data.params.get("computes_in") or data.params.get("precision", "").upper()
@@ -61,6 +63,11 @@ def engine_model(run: Any, files: Files) -> EngineModel:
         # MLflow stores NaN as 0 here.
         metrics={name: value for name, value in data.metrics.items() if not math.isnan(value)},
     )
+
+
+def _beginning(note: str) -> str:
+    """The first line of a run's description, which has the verdict, and the reasons that follow it."""
+    return re.match("[^\n]*(\n\n(- [^\n]*\n?)+)?", note)[0].rstrip()  # type: ignore[index]
 
 
 def model_entries(manifest: Manifest) -> list[ArtifactEntry]:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trtops import errors
 from trtops.system.masking import masked
 from trtops.tracking import owner, schema
+from trtops.tracking.base import SearchableTracker
 from trtops.tracking.location import Store
 from trtops.tracking.mlflow.artifacts import Files, check_id, files_of
 from trtops.tracking.mlflow.connection import Connection
 from trtops.tracking.mlflow.derived import derived_facts
 from trtops.tracking.mlflow.engines import Engines
 from trtops.tracking.mlflow.installed import run_context
+from trtops.tracking.mlflow.logged_models import output_of
 from trtops.tracking.mlflow.store_log import EXPERIMENT, StoreLog
 from trtops.tracking.mlflow.views import experiment_tags
 from trtops.tracking.reading import StoredRun, read_manifest, stated_end
@@ -30,6 +32,7 @@ from trtops.tracking.records import (
     EngineQuery,
     RegisteredVersion,
     RunDetails,
+    RunFilter,
     RunInfo,
     RunStatus,
     Tags,
@@ -54,7 +57,7 @@ _PAGE = 1000
 _PARENT = "mlflow.parentRunId"
 
 
-class MlflowTracker:
+class MlflowTracker(SearchableTracker):
     """A :class:`trtops.tracking.base.Tracker` over an embedded store or a server (:mod:`trtops.tracking.location`).
 
     Safe to use from any thread, and from children made by ``fork``. Pickles as its location. An embedded store is made
@@ -110,7 +113,7 @@ class MlflowTracker:
         experiment_id, start = self._experiment_id(experiment), None if began is None else round(1000 * began)
         attempted = may_exist
 
-        def make() -> MlflowRunEntity:
+        def make(_experiment: str) -> MlflowRunEntity:  # which a message about a missing permission names
             # If the answer of an attempt is lost, the next one finds the run.
             nonlocal attempted
             if attempted and (earlier := self._with_local_id([experiment_id], tags[Tag.LOCAL_ID])) is not None:
@@ -118,7 +121,7 @@ class MlflowTracker:
             attempted = True
             return self._client.create_run(experiment_id, start_time=start, tags=stored, run_name=name)
 
-        entity = self._call(make)
+        entity = self._call(make, experiment)
         try:
             files = self._files(entity)
         except errors.StoreError:
@@ -137,24 +140,16 @@ class MlflowTracker:
         info, details = self._info(entity), functools.partial(self._details, entity, files)
         return StoredRun(info, manifest, files.get, files.peek, self.load, details)
 
-    def find(
-        self,
-        experiment: str | None = None,
-        *,
-        tags: Tags | None = None,
-        parent: str | None = None,
-        status: RunStatus | None = None,
-        limit: int | None = None,
-        id_prefix: str = "",
-    ) -> list[RunInfo]:
+    def search(self, run_filter: RunFilter, limit: int | None) -> list[RunInfo]:
+        experiment, parent = run_filter.experiment, run_filter.parent
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
         if not ids or limit == 0:
             return []
         if parent is not None and is_local(parent):
             parent_run = self._with_local_id(self._all_experiments(), parent)
             parent = parent if parent_run is None else parent_run.info.run_id
-        required_tags, infos = (tags or {}).items(), list[RunInfo]()
-        query, order = _search_filter(tags or {}, parent, status, id_prefix), ["attributes.start_time DESC"]
+        run_filter = replace(run_filter, experiment=None, parent=parent)
+        query, order, infos = _query(run_filter), ["attributes.start_time DESC"], list[RunInfo]()
         # MLflow takes a millisecond for each run that it returns, so pages are no larger than needed.
         size = _PAGE if limit is None else min(_PAGE, max(limit, 20))
         for entity in self._pages(self._client.search_runs, ids, query, size=size, order_by=order):
@@ -163,13 +158,7 @@ class MlflowTracker:
             except errors.IncompleteRunError as exc:
                 log.warning("Skipped: %s", exc)
                 continue
-            # The query may find more than the wanted runs.
-            if (
-                required_tags <= info.tags.items()
-                and parent in (None, info.parent)
-                and status in (None, info.status)
-                and info.id.startswith(id_prefix)
-            ):
+            if run_filter.matches(info):  # the query may find more
                 infos.append(info)
             if len(infos) == limit:
                 break
@@ -236,8 +225,9 @@ class MlflowTracker:
             history[key] = tuple(schema.read_number(metric.value) for metric in metrics)
         status = entity.info.status, _shown_status("finished", entity.data.tags.get(Tag.VERDICT))
         manifest = read_manifest(entity.info.run_id, files.peek(Artifact.MANIFEST))
-        model = self.linked_engines.model_of(entity.info.run_id)
-        derived_arguments = self._connection, self._pages, self.linked_engines, entity, files, manifest
+        inputs = [str(model.model_id) for model in entity.inputs.model_inputs] if entity.inputs else []
+        model = output_of(entity) or next(iter(inputs), None)
+        derived_arguments = self._connection, self.linked_engines, entity, files, manifest
         derived, unverified = derived_facts(*derived_arguments)
         if any(stored != stated for stored, stated in derived.values()):
             # Several calls read them. Between two of them another process may have logged or registered something.
@@ -259,11 +249,12 @@ class MlflowTracker:
         files = self._files(self._entity(run_id))
         manifest = read_manifest(run_id, files.peek(Artifact.MANIFEST)).without(paths)
         manifest_bytes = manifest.to_json().encode("utf-8")
-        files.put(manifest_bytes, Artifact.MANIFEST)
-        self.linked_engines.drop(run_id, paths, manifest_bytes)
         for path in paths:
             self.log.append("deleted", run_id, {"path": path})
             files.remove(path)
+        self.linked_engines.drop(run_id, paths, manifest_bytes)
+        # Last: while the manifest lists the files, the next retention repeats an interrupted one.
+        files.put(manifest_bytes, Artifact.MANIFEST)
 
     def register(
         self, name: str, run_id: str, path: str, *, alias: str, also: str = "", tags: Tags | None = None
@@ -281,14 +272,14 @@ class MlflowTracker:
                     raise
         info = self.info(run_id)
         platform = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.fact(tag)))
-        account = self._connection.account()
-        tags = {**(tags or {}), **({Tag.ACCEPTED_BY: account} if account else {})}
+        user = self._connection.user()
+        tags = {**(tags or {}), **({Tag.ACCEPTED_BY: user["username"]} if user else {})}
         source, model_id = f"runs:/{run_id}/{path}", None
         model = self.linked_engines.get(self.linked_engines.model_of(run_id) or "")
         if model is not None and path.startswith(f"{Artifact.ENGINE}engine."):
             # MLflow's clients load it from there; "models:/<id>" would be searched at their default address.
             source, model_id, tags = model.artifact_location, model.model_id, {**tags, Tag.ENGINE_PATH: path}
-        version = self._call(
+        create = functools.partial(
             self._client.create_model_version,
             name,
             source,
@@ -298,14 +289,47 @@ class MlflowTracker:
             await_creation_for=0,  # it is ready; waiting would print a line
             model_id=model_id,
         )
-        number = str(version.version)
+        attempted = False
+
+        def make() -> str:
+            # If the answer of an attempt is lost, the next one finds the version.
+            nonlocal attempted
+            interrupted = self.linked_engines.versions_loading(model)[1] if attempted and model is not None else {}
+            attempted = True
+            return next((number for made, number in interrupted if made == name), None) or str(create().version)
+
+        number = self._call(make)
         if model_id is not None:
             self.linked_engines.add_version(model_id, name, number)
         registered = self._version(name, number)
         for new_alias in aliases:
+            # A process may be killed between two of these calls, and an audit reads what it intended.
+            facts = {"alias": new_alias, **registered.facts()}
+            self.log.append("registering", run_id, facts)
             self._call(self._client.set_registered_model_alias, name, new_alias, number)
-            self.log.append("registered", run_id, {"alias": new_alias, **registered.facts()})
+            self.log.append("registered", run_id, facts)
         return registered
+
+    def check_access(self, registered_model: str | None = None) -> None:
+        with contextlib.suppress(errors.TrackingUnavailableError):  # runs go to the spool then
+            user = self._connection.user()
+            if user is None or user["is_admin"]:
+                return
+            account = f"{self.shown}: the account {user['username']!r}"
+            if registered_model is None:
+                raise errors.AccessDeniedError(
+                    f"{account} is not an administrator's, and may not see every alias and run that needs an engine. "
+                    "Let an administrator do this."
+                )
+            if self._registered_model(registered_model) is None:
+                return  # every account may make one
+            permission = self._connection.permission(user["username"], "registered_model", registered_model)
+            if permission not in (None, "EDIT", "MANAGE"):
+                raise errors.AccessDeniedError(
+                    f"{account} has the permission {permission} on the registered model {registered_model!r}, and "
+                    "needs EDIT to register engines. An administrator can grant it; a gate that registers nothing does "
+                    "not need it."
+                )
 
     def registered(self, name: str, alias: str) -> RegisteredVersion | None:
         number = self.aliases(name).get(alias)
@@ -317,7 +341,7 @@ class MlflowTracker:
         return {alias: str(version) for alias, version in aliases.items()}
 
     def accepted(self, tags: Tags | None = None) -> list[tuple[str, RegisteredVersion]]:
-        every = self._pages(self._client.search_model_versions, _search_filter(tags or {}, None, None, ""))
+        every = self._pages(self._client.search_model_versions, _query(RunFilter(tags=tags or {})))
         versions = {(version.name, str(version.version)): version for version in every}
         models = self._pages(self._client.search_registered_models)
         if tags:  # a store may have thousands of models
@@ -336,13 +360,19 @@ class MlflowTracker:
         return alias_versions
 
     def engines(
-        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+        self,
+        query: EngineQuery,
+        *,
+        experiment: str | None = None,
+        verdict: str | None = None,
+        limit: int | None = None,
+        without_models: Collection[str] = (),
     ) -> list[tuple[RunInfo, float | None]]:
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
         versions = {(version.name, version.version) for _, version in self.accepted()} if query.accepted else None
         if not ids or versions == set():
             return []
-        engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit))
+        engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit, without_models))
         infos: dict[str, RunInfo] = {}
         for start in range(0, len(engine_values), 500):
             query_runs = f"attributes.run_id IN ({', '.join(map(repr, [*engine_values][start : start + 500]))})"
@@ -509,10 +539,15 @@ class MlflowRun(Run):
         if values.params or values.tags or metrics:
             self._connection.log_batch(self.id, metrics=metrics, params=values.params, tags=values.tags)
         if linked:
-            self._connection.log_batch(self.id, metrics=linked, of=of)
-            numbers = self._linked.setdefault(of["model_id"], {})
-            for key, (value, _) in linked.items():
-                numbers.setdefault(key, []).append(value)
+            try:
+                self._connection.log_batch(self.id, metrics=linked, of=of)
+            except errors.AccessDeniedError as exc:  # the engine is of an experiment that this account may only read
+                log.debug("Numbers of run %s are not linked to its engine: %s", self.id, exc)
+                self._connection.log_batch(self.id, metrics=linked)
+            else:
+                numbers = self._linked.setdefault(of["model_id"], {})
+                for key, (value, _) in linked.items():
+                    numbers.setdefault(key, []).append(value)
         self._metrics |= changed
         tags, params = {**self._row.tags, **values.tags}, {**self._row.params, **values.params}
         self._row = replace(self._row, tags=tags, params=params)
@@ -574,22 +609,22 @@ _STATUS: dict[str, RunStatus] = {
 }
 
 
-def _search_filter(tags: Mapping[str, str], parent: str | None, status: RunStatus | None, id_prefix: str) -> str:
-    """A query for at least the required runs: MLflow's language cannot quote every key and value."""
-    required_tags = dict(tags)
-    if parent is not None:
-        required_tags[_PARENT] = parent
+def _query(run_filter: RunFilter) -> str:
+    """A query for at least the runs of a filter: MLflow's language cannot quote every key and value."""
+    required_tags = dict(run_filter.tags)
+    if run_filter.parent is not None:
+        required_tags[_PARENT] = run_filter.parent
     conditions = [
         f"tags.`{key}` = '{value}'"
         for key, value in required_tags.items()
         if value and value.isprintable() and not set("'\"`\\") & {*key, *value}
     ]
-    if status == "finished":  # runs that are not good are shown as failed (_shown_status)
+    if run_filter.status == "finished":  # runs that are not good are shown as failed (_shown_status)
         conditions += ["attributes.status != 'RUNNING'", "attributes.status != 'KILLED'"]
-    elif status is not None:
-        conditions.append(f"attributes.status = '{status.upper()}'")
-    if id_prefix:
-        conditions.append(f"attributes.run_id LIKE '{id_prefix}%'")
+    elif run_filter.status is not None:
+        conditions.append(f"attributes.status = '{run_filter.status.upper()}'")
+    if run_filter.id_prefix:
+        conditions.append(f"attributes.run_id LIKE '{run_filter.id_prefix}%'")
     return " and ".join(conditions)
 
 
