@@ -71,6 +71,11 @@ def test_metrics_are_in_the_statistics(metric):
     assert logged["error", "x", "max_abs"] == stats.max_abs and logged["error", "y", "max_abs"] == 0
 
 
+def test_infinite_share_of_a_limit_is_logged_as_a_number():
+    report = compare_outputs({"x": ACTUAL}, {"x": GOLDEN}, Tolerances(atol=0.0, rtol=0.0))
+    assert evaluation_metrics(Evaluation(report=report))["error", "of_limit"] == 1e9  # MLflow shows infinity as 1.79...
+
+
 @named(LIMITED)
 def test_tolerances_hold_up_to_their_limit(metric):
     actual, golden = arrays_for(metric)

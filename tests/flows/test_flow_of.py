@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import logging
 import os
 import platform
 import re
@@ -334,6 +335,16 @@ def test_crashed_flow_run_of_a_deployment_starts_three_times():
     assert not repeated(1, deployment=False)  # called by a process that is gone
     assert not repeated(1, hours=25)
     assert not repeated(1, StateType.FAILED) and not repeated(1, StateType.CANCELLED)
+
+
+def test_expected_errors_have_no_traceback_in_prefect():
+    def logged(error: Exception) -> tuple[bool, bool]:
+        record = logging.LogRecord("", logging.ERROR, "", 0, "failed: %r", (error,), (type(error), error, None))
+        return bool(logging.getLogger("prefect.task_runs").filter(record)), record.exc_info is not None
+
+    assert logged(errors.InvalidModelError("truncated")) == (True, False)
+    assert logged(KeyError("a defect")) == (True, True)
+    assert logged(VerdictError(Mock(headline="bad")))[0] is False
 
 
 def test_missing_server_is_reported(tmp_path: Path):

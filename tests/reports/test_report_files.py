@@ -11,7 +11,7 @@ from trtops import ops
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.ops.evaluation.check import Evaluation, log_evaluation
 from trtops.ops.result import OpResult, OpRun
-from trtops.reports.description import code, description
+from trtops.reports.description import code, description, without_links
 from trtops.reports.document import Chart, Document, Point, Section, Table
 from trtops.reports.page import picture
 from trtops.reports.present import present, report_page
@@ -195,3 +195,10 @@ def test_dark_mode_and_print(browser: Any, file: Path) -> None:
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate(colour) == "rgb(255, 255, 255)" and messages == []
     page.close()
+
+
+def test_names_make_no_links_in_pages():
+    page = "# [a](javascript:x): good\n![b](http://m/1) [c](http://m/12)\nMLflow run [r](http://m/1) in `e`."
+    expected = "# [a]\\(javascript:x): good\n![b](http://m/1) [c]\\(http://m/12)\nMLflow run [r](http://m/1) in `e`."
+    assert without_links(page, "http://m/1") == expected
+    assert "](" not in without_links(page)

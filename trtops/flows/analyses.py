@@ -33,6 +33,7 @@ from trtops.ops.search.precision import PrecisionConfig, PrecisionResult, emulat
 from trtops.ops.search.precision_engines import EngineWriter
 from trtops.ops.search.reduce import ReduceConfig, ReduceResult, engine_check
 from trtops.ops.triaging.op import triage as triage_op
+from trtops.reports.description import without_links
 from trtops.spec import BackendName, BuildConfig, Precision
 from trtops.tracking.schema import Tag
 
@@ -101,7 +102,7 @@ def _approved(result: GateResult | MatrixResult, arguments: Mapping[str, Any]) -
     if not in_flow():
         log.warning("Without a Prefect server (PREFECT_API_URL) no person can be asked; the gate stays undecided.")
         return result
-    form = Approval.with_initial_data(description=result.page())
+    form = Approval.with_initial_data(description=without_links(result.page(), result.url))
     answer = pause_flow_run(wait_for_input=form, timeout=_APPROVAL_SECONDS, poll_interval=5)
     return approve(
         result, arguments["config"], **answer.model_dump(), tracker=arguments["tracker"], tags=arguments["tags"]

@@ -20,6 +20,7 @@ from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.evaluate import evaluate as evaluate_op
 from trtops.ops.engines.model_list import ListedModel, folder_list
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
+from trtops.reports.description import without_links
 from trtops.spec import BackendName, Precision
 
 
@@ -41,7 +42,7 @@ def _nightly(models: Path, config: BuildListConfig = BuildListConfig(), **logged
     result = build_list(models, config, convert_one=convert_one, **logged)
     if result.run_id and in_flow():
         with contextlib.suppress(errors.TrtopsError):  # without the other nights, there is no board
-            create_markdown_artifact(board(tracker=logged["tracker"]).page(), key="board")
+            create_markdown_artifact(without_links(board(tracker=logged["tracker"]).page()), key="board")
     return result
 
 

@@ -43,7 +43,7 @@ from trtops.ops.keywords import (
 )  # fmt: skip
 from trtops.ops.result import OpResult, steps_run_by
 from trtops.record import OptionField, Record
-from trtops.reports.description import code
+from trtops.reports.description import code, without_links
 from trtops.spec import BackendName
 from trtops.system.activity import mark_op
 from trtops.system.masking import masked, masked_json
@@ -92,12 +92,16 @@ class VerdictError(Exception):
         self.result = result
 
 
-def _is_unexpected(record: logging.LogRecord) -> bool:
-    """False for Prefect's traceback of a verdict other than good: the flow has logged the reasons."""
-    return not (record.exc_info and isinstance(record.exc_info[1], VerdictError))
+def _shorten_expected(record: logging.LogRecord) -> bool:
+    """Drop a verdict other than good, whose reasons the flow has logged, and the traceback of other errors of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, errors.TrtopsError):
+        record.exc_info = None
+    return not isinstance(error, VerdictError)
 
 
-logging.getLogger("prefect.flow_runs").addFilter(_is_unexpected)
+for _logger in ("prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(_logger).addFilter(_shorten_expected)
 
 
 class OpFlow(Flow[P, R]):
@@ -358,6 +362,7 @@ def _run_name() -> str:
     for name in names or [platform.node()]:
         several = name if isinstance(name, (tuple, list)) else (name,)
         words += [Path(str(value)).stem for value in several]
+    words = [word[:8] if re.fullmatch("[0-9a-f]{32}", word) else word for word in words]  # ids of runs, as in tables
     return masked(" ".join(words))[:200]
 
 
@@ -382,7 +387,8 @@ def _ended(result: OpResult) -> State[Any]:
     steps += [("Next", result.next_step)] if result.next_step is not None else []
     needed = [f"Needed: {result.needed}"] if result.needed else []
     page = "\n\n".join([result.page(), *needed, *(f"{title}: {code(str(step))}" for title, step in steps)])
-    create_markdown_artifact(page, key=key or "result", description=f"{result.title}: {state.name}")
+    description = without_links(f"{result.title}: {state.name}")
+    create_markdown_artifact(without_links(page, result.url), key=key or "result", description=description)
     context = prefect.context.FlowRunContext.get()
     assert context is not None and context.flow is not None and context.flow_run is not None
     run_text = f" MLflow run: {result.url or result.run_id}." if result.run_id else ""

@@ -15,6 +15,7 @@ from prefect.states import AwaitingRetry, Crashed, Scheduled
 from trtops.flows.flow_of import flow_of, state_of
 from trtops.flows.slots import in_flow
 from trtops.ops.auditing.prune import prune_runs as prune_runs_op
+from trtops.reports.description import without_links
 from trtops.tracking import check, owner
 from trtops.tracking.offline import OfflineTracker
 from trtops.tracking.records import RunInfo
@@ -53,14 +54,14 @@ def _reap(*, tracker: OfflineTracker) -> tuple[str, ...]:
             if not is_repeated(flow_run, state or flow_run.state):
                 continue
             if (starts := _starts_of(client, flow_run)) < _MOST_STARTS:
-                message = f"Its process was killed. This is start {starts + 1} of {_MOST_STARTS}."
+                message = f"Its process ended without a result. This is start {starts + 1} of {_MOST_STARTS}."
                 again = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=_PAUSE_SECONDS)
                 # Not by force: Prefect refuses it for a flow run that another process has just scheduled.
                 proposal: State[Any] = AwaitingRetry(scheduled_time=again, message=message)
                 if client.set_flow_run_state(flow_run.id, proposal).status == "ACCEPT":
                     changes.append(f"Flow run {flow_run.name} starts again")
     if changes:
-        create_markdown_artifact("\n".join(f"- {change}" for change in changes), key="reap")
+        create_markdown_artifact(without_links("\n".join(f"- {change}" for change in changes)), key="reap")
     return tuple(changes)
 
 

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -101,12 +101,10 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
         verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
         if unused := list(filter(filters.get, filters)):
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
-        searched = None if engines.best else limit
-        matches = tracker.engines(engines, verdict=verdict, experiment=experiment, limit=searched)
+        search = partial(tracker.engines, engines, verdict=verdict, experiment=experiment)
+        matches = _best_of_each_model(search, limit) if engines.best else search(limit=limit)
         if not matches:
             _refuse_unknown(experiment, tracker)
-        if engines.best:
-            matches = _best_of_each_model([match for match in matches if match[0].kind != "iteration"])[:limit]
     rows = []
     for info, value in matches:
         row = Row(
@@ -124,12 +122,23 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
     return rows
 
 
-def _best_of_each_model(matches: list[tuple[RunInfo, float | None]]) -> list[tuple[RunInfo, float | None]]:
-    """Return the first match of each model; all matches if they are of one model, since values compare only then."""
-    first: dict[str, tuple[RunInfo, float | None]] = {}
-    for info, value in matches:
-        first.setdefault(info.tags.get(schema.Tag.MODEL_SHA256, ""), (info, value))
-    return matches if len(first) == 1 else list(first.values())
+def _best_of_each_model(
+    search: Callable[..., list[tuple[RunInfo, float | None]]], limit: int | None
+) -> list[tuple[RunInfo, float | None]]:
+    """Return the best engine of each model; the best engines if they are of one model, since values compare only then.
+
+    A search for each model reads few of the engines of a large store.
+    """
+    best: list[tuple[RunInfo, float | None]] = []
+    digests: list[str] = []
+    while limit is None or len(best) < limit:
+        matches = search(limit=1, without_models=digests)
+        digest = matches[0][0].tags.get(schema.Tag.MODEL_SHA256, "") if matches else ""
+        if not matches or digest in digests:
+            break
+        best += matches
+        digests.append(digest)
+    return best if len(best) > 1 else search(limit=limit)
 
 
 @checked_arguments

@@ -64,3 +64,8 @@ def code(text: str) -> str:
     ticks = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     edge = " " if text[0] == "`" or text[-1] == "`" else ""
     return f"{ticks}{edge}{text}{edge}{ticks}"
+
+
+def without_links(markdown: str, own: str = "") -> str:
+    """Markdown without links, apart from those to the address ``own``: names of models could make others."""
+    return re.sub(rf"\]\((?!{re.escape(own)}\))" if own else r"\]\(", r"]\\(", markdown)

@@ -143,9 +143,18 @@ class Tracker(Protocol):
         ...
 
     def engines(
-        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+        self,
+        query: EngineQuery,
+        *,
+        experiment: str | None = None,
+        verdict: str | None = None,
+        limit: int | None = None,
+        without_models: Collection[str] = (),
     ) -> list[tuple[RunInfo, float | None]]:
-        """Runs with engines matching a query, with the value of its ``best``: the lowest, or newest, first."""
+        """Runs with engines matching a query, with the value of its ``best``: the lowest, or newest, first.
+
+        The best are no iterations. Engines of models with one of the digests ``without_models`` are left out.
+        """
         ...
 
 

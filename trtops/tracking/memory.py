@@ -202,7 +202,13 @@ class MemoryTracker(SearchableTracker):
         return accepted
 
     def engines(
-        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+        self,
+        query: EngineQuery,
+        *,
+        experiment: str | None = None,
+        verdict: str | None = None,
+        limit: int | None = None,
+        without_models: Collection[str] = (),
     ) -> list[tuple[RunInfo, float | None]]:
         raise errors.StoreError("Engines are searched by MLflow; give a store that it keeps.")
 

@@ -103,6 +103,10 @@ FORGERIES: dict[str, tuple[str, str, str]] = {
         "UPDATE logged_model_tags SET tag_value = 'bad' WHERE tag_key = 'trtops.verdict' AND model_id = ?",
         "fp32", "tag trtops.verdict of logged model",
     ),
+    "a model's description": (
+        "UPDATE logged_model_tags SET tag_value = 'good' WHERE tag_key = 'mlflow.note.content' AND model_id = ?",
+        "fp32", "tag mlflow.note.content of logged model",
+    ),
     "a kernel": (
         "UPDATE logged_model_tags SET tag_key = 'kernel/other' WHERE model_id = ? AND tag_key = (SELECT min(tag_key) "
         "FROM logged_model_tags WHERE tag_key LIKE 'kernel/%')",

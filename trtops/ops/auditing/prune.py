@@ -56,10 +56,13 @@ def prune_runs(*, tracker: Tracker, older_than_days: float = 30.0, apply: bool =
     needed: set[str] = set()
     for _, version in tracker.accepted():
         needed |= {version.run_id, version.tags.get(schema.Tag.EVIDENCE, "")}
-    needed |= {info.tags.get(schema.Tag.REUSED_FROM, "") for info in tracker.find()}
+    runs = tracker.find()
+    needed |= {info.tags.get(schema.Tag.REUSED_FROM, "") for info in runs}
     engines = {}
-    for info in tracker.find(status="finished"):
-        if info.kind not in BUILDS or info.kind == "promote" or info.id in needed or (info.end_time or before) > before:
+    for info in runs:
+        if info.status != "finished" or info.kind not in BUILDS or info.kind == "promote" or info.id in needed:
+            continue
+        if (info.end_time or before) > before:
             continue
         try:
             stored = tracker.load(info.id)

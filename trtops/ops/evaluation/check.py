@@ -39,6 +39,8 @@ from trtops.verdict import BadIn
 
 # More than these would bury the metrics that a person sorts by.
 _MAX_LOGGED_OUTPUTS = 8
+# MLflow shows infinity as 1.7976931348623157e+308, and "1.79..." in a narrow column.
+_MOST_OF_LIMIT = 1e9
 
 _ONLY_RANDOM = (
     "rounding alone explains the errors, but on random data, which real data may not resemble; give --load-inputs FILE"
@@ -432,7 +434,8 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
 
     ``("error", name)`` is the worst value of all outputs, without relative errors of elements near 0, and
     ``("error", "of_limit")`` the largest share of a limit that an error takes, also in emulated 16 bit, above 1 if it
-    exceeds the limit. A model with several outputs, but not more than 8, has ``("error", output, "max_abs")`` for each.
+    exceeds the limit, and 1e9 at most. A model with several outputs, but not more than 8, has
+    ``("error", output, "max_abs")`` for each.
     """
     recorded: dict[MetricName, float] = {}
     report = evaluation.report
@@ -455,7 +458,7 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:
     margins = [report.margin] if evaluation.emulated is None else [report.margin, evaluation.emulated.report.margin]
     shares = [margin.used for margin in margins if margin is not None]
     if shares:
-        recorded[schema.Metric.ERROR, "of_limit"] = max(shares)
+        recorded[schema.Metric.ERROR, "of_limit"] = min(max(shares), _MOST_OF_LIMIT)
     for name in ("p50_ms", "p99_ms", "device_p50_ms"):
         milliseconds = getattr(evaluation.latency, name, None)
         if milliseconds is not None:

@@ -38,7 +38,7 @@ Derived: TypeAlias = dict[str, tuple[str, str]]
 
 _NOTHING = "nothing"
 _META_FILE = "registered_model_meta"  # MLflow writes it where it loads a registered model without copying it
-_OUR_TAGS = ("trtops.", "kernel/")
+_OUR_TAGS = ("trtops.", "kernel/", Tag.NOTE)
 
 
 def derived_facts(

@@ -180,12 +180,18 @@ class Engines:
         verdict: str | None,
         versions: Collection[tuple[str, str]] | None,
         limit: int | None,
+        without_models: Collection[str] = (),
     ) -> list[tuple[str, float | None]]:
         """Runs with matching engines, and the value of ``query.best`` as their sort key.
 
-        With ``versions``, as name and version, only engines that are registered as one of them.
+        With ``versions``, as name and version, only engines that are registered as one of them; ``without_models``
+        are digests of models.
         """
         conditions = [] if verdict is None else [f"tags.`{Tag.VERDICT}` = {_quoted(verdict)}"]
+        if query.best:
+            conditions.append(f"tags.`{Tag.KIND}` != 'iteration'")
+        if without_models:
+            conditions.append(f"tags.`{Tag.MODEL_SHA256}` NOT IN ({', '.join(map(_quoted, without_models))})")
         if versions is not None:
             conditions.append(f"tags.`{VERSIONS}` != ''")
         if query.kernel:
@@ -204,7 +210,7 @@ class Engines:
         matches: list[tuple[str, float | None]] = []
         for model in self._pages(
             self._connection.client.search_logged_models, experiments, filter_string=" and ".join(conditions),
-            datasets=datasets, order_by=order, size=min(limit or 100, 100),
+            datasets=datasets, order_by=order, size=min(max(limit or 100, 20), 100),
         ):  # fmt: skip
             numbers = [
                 m for m in model.metrics or () if name in ("", m.dataset_name) and digest in ("", m.dataset_digest)

@@ -42,6 +42,8 @@ def engine_model(run: Any, files: Files) -> EngineModel:
     data = run.data
     linked_tags = (Tag.ENGINE_SHA256, Tag.MODEL_SHA256, Tag.BACKEND, Tag.VERDICT, Tag.KIND)
     tags = {tag: data.tags[tag] for tag in linked_tags if tag in data.tags}
+    if note := _beginning(data.tags.get(Tag.NOTE, "")):
+        tags[Tag.NOTE] = note
     layers = json.loads(files.peek(Artifact.LAYERS) or b"[]")
     choices = json.loads(files.peek(Artifact.TACTICS) or b"{}").get("choices", ())
     # TensorRT's inspector and its selector of tactics may name kernels differently; deny-lists have the second.
@@ -61,6 +63,11 @@ def engine_model(run: Any, files: Files) -> EngineModel:
         # MLflow stores NaN as 0 here.
         metrics={name: value for name, value in data.metrics.items() if not math.isnan(value)},
     )
+
+
+def _beginning(note: str) -> str:
+    """The first line of a run's description, which has the verdict, and the reasons that follow it."""
+    return re.match("[^\n]*(\n\n(- [^\n]*\n?)+)?", note)[0].rstrip()  # type: ignore[index]
 
 
 def model_entries(manifest: Manifest) -> list[ArtifactEntry]:

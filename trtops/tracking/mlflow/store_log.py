@@ -24,7 +24,7 @@ EXPERIMENT = "trtops.log"
 _PAGE = 100
 _TRIES = 200  # of 0.05 s each, for the process that makes the log to make its first run
 _NEXT = "next"
-_NOTE = {"mlflow.note.content": "The log of this store, for `trtops runs audit`. Do not edit or delete its runs."}
+_NOTE = {"mlflow.note.content": "Do not edit or delete: the log of this store, for `trtops runs audit`."}
 
 
 class _End(NamedTuple):

@@ -360,13 +360,19 @@ class MlflowTracker(SearchableTracker):
         return alias_versions
 
     def engines(
-        self, query: EngineQuery, *, experiment: str | None = None, verdict: str | None = None, limit: int | None = None
+        self,
+        query: EngineQuery,
+        *,
+        experiment: str | None = None,
+        verdict: str | None = None,
+        limit: int | None = None,
+        without_models: Collection[str] = (),
     ) -> list[tuple[RunInfo, float | None]]:
         ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
         versions = {(version.name, version.version) for _, version in self.accepted()} if query.accepted else None
         if not ids or versions == set():
             return []
-        engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit))
+        engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit, without_models))
         infos: dict[str, RunInfo] = {}
         for start in range(0, len(engine_values), 500):
             query_runs = f"attributes.run_id IN ({', '.join(map(repr, [*engine_values][start : start + 500]))})"

@@ -13,11 +13,11 @@ from trtops.tracking.schema import Tag
 _KEY = "trtops"
 # Of MLflow's table, with widths in pixels: the engine's verdict, error, speed, size and data come first.
 _COLUMNS = {
-    f"tags.`{Tag.VERDICT}`": 90,
-    "metrics.`error/of_limit`": 110,
-    "metrics.`latency/p50_ms`": 110,
-    "metrics.`build/engine_bytes`": 120,
-    "attributes.`Dataset`": 200,
+    f"tags.`{Tag.VERDICT}`": 115,
+    "metrics.`error/of_limit`": 125,
+    "metrics.`latency/p50_ms`": 130,
+    "metrics.`build/engine_bytes`": 150,
+    "attributes.`Dataset`": 150,
     f"tags.`{Tag.HEADLINE}`": 260,
     "attributes.`Created`": 130,
 }
