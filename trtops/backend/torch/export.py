@@ -60,14 +60,6 @@ class Export:
         return tuple(value.name for value in onnx.load(self.path, load_external_data=False).graph.input)
 
 
-_exports: dict[Path, Export] = {}  # of this process, by file
-
-
-def export_of(path: str | os.PathLike[str] | None) -> Export | None:
-    """Return the export that this process wrote to, or read from, a file; None for other files."""
-    return None if path is None else _exports.get(Path(path).absolute())
-
-
 def export_folder() -> Path:
     """Return the folder of exported files."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtops" / "exports"
@@ -96,9 +88,7 @@ def export(model: TorchModel, example: Example, opset: int | None = None) -> Exp
             shutil.copytree(temporary, folder)
     facts = json.loads((folder / "export.json").read_text())
     fixed = tuple((str(name), int(axis), int(size)) for name, axis, size in facts["fixed"])
-    result = Export(model, path, example, fixed, tuple(map(str, facts["decisions"])), tuple(facts["bounds"]))
-    _exports[path.absolute()] = result
-    return result
+    return Export(model, path, example, fixed, tuple(map(str, facts["decisions"])), tuple(facts["bounds"]))
 
 
 def _export(model: TorchModel, example: Example, opset: int | None, path: Path) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class TorchModel:
         if self.file is not None:
             return sha256_file(self.file)
         sha = hashlib.sha256()
-        for name, tensor in (self.program or self.module).state_dict().items():
+        for name, tensor in self.module.state_dict().items():
             array = np.ascontiguousarray(from_torch(tensor))
             sha.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
             sha.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
