@@ -102,7 +102,7 @@ def main() -> None:
         for title, size, line, network in commands:
             measure(goals, title, size, functools.partial(command, folder, line, network))
         measure(goals, "reduce a CNN, nodes", 50, functools.partial(reduction, folder))
-        measure(goals, "diff of records, builds", 500, difference)
+        measure(goals, "diff of records, builds", 1000, difference)
         measure(goals, "runs list, runs", 500, functools.partial(listing, folder))
         measure(goals, "audit, runs", 4, auditing(folder, 16))
 

@@ -14,6 +14,7 @@ from tests.cli import seed_lines
 from trtops.cli.main import main
 from trtops.comparator import RunResults
 from trtops.json import save_json
+from trtops.tracking.writing import Run
 
 
 def run(line: str) -> int:
@@ -187,6 +188,14 @@ def test_templates_build_an_engine(folder, rtx):
     assert run("convert conv_net.onnx") == 0
     assert Path("conv_net.engine").stat().st_size > 0
     assert run("inspect model conv_net.onnx --display-as trt --show layers") == 0
+
+
+def test_unrecorded_conversions_copy_no_model(folder, monkeypatch):
+    copied = []
+    monkeypatch.setattr(Run, "log_file", lambda run, file, path: copied.append(path))
+
+    assert run("convert identity.onnx --onnxrt") == 0
+    assert not copied
 
 
 def test_runners_run_in_order(folder):

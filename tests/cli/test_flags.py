@@ -335,6 +335,13 @@ def test_wrong_words_name_the_option(capsys):
     assert lines > 500
 
 
+def test_words_are_utf_8(capsys):
+    for line in ("run \udcff.onnx --onnxrt", "convert m.onnx --experiment=\udcfe"):
+        assert main(line.split()) == 2
+    printed = capsys.readouterr().err
+    assert r"\udcff.onnx is not UTF-8 text" in printed and r"--experiment=\udcfe is not UTF-8 text" in printed
+
+
 def test_fp32_contradicts_lower_precisions():
     for path in (("run",), ("convert",), ("debug", "build")):
         base = lines_of(" ".join(path))[0].split()

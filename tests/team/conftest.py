@@ -66,7 +66,8 @@ class RunningTeam:
                     text = answer.read()
                     return json.loads(text) if text else None
             except urllib.error.HTTPError as exc:
-                if exc.code != 503 or attempt == 19:  # SQLite was locked; Prefect's own clients try again too
+                # SQLite was locked, or PostgreSQL did not answer in time; Prefect's own clients try again too.
+                if exc.code not in ((500, 503) if method == "GET" else (503,)) or attempt == 19:
                     raise LookupError(f"{exc.code}: {exc.read().decode()}") from exc
             time.sleep(0.5)
 

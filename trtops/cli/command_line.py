@@ -54,6 +54,9 @@ def run_command(path: registry.Path, rest: list[str], words: list[str]) -> int:
             parser.extend(parser)
         parser.print_help()
         return 0
+    for word in rest:
+        if any("\ud800" <= character <= "\udfff" for character in word):  # neither runtimes nor stores take such names
+            parser.error(f"{terminal.escaped(word)} is not UTF-8 text; give the file or option another name")
     args = parser.parse(rest)
     args.words, args.started = ["trtops", *words], started
     return _run_parsed(path, command, parser, args)

@@ -108,6 +108,12 @@ def op_job(
                 function = getattr(ops, op)
                 arguments = [product(value) for value in inputs]
                 kwargs = {name: product(value) for name, value in options.items()}
+            is_kept = store_address is not None or kwargs.get("experiment") is not None
+            if store == "temporary" and not is_kept:  # a run in memory would hold all bytes of the model
+                arguments = [
+                    dataclasses.replace(value, keep_model=False) if hasattr(value, "keep_model") else value
+                    for value in arguments
+                ]
             if store != "none":
                 with step_time("open store"):
                     kwargs["tracker"] = tracker(store, store_address, kwargs.get("experiment"))
@@ -116,7 +122,6 @@ def op_job(
             elif progress is not None:
                 kwargs["progress"] = progress
             result = function(*arguments, **kwargs)
-        is_kept = store_address is not None or kwargs.get("experiment") is not None
         if store in ("temporary", "optional") and not is_kept and hasattr(result, "run_id"):
             result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process
         if as_json:

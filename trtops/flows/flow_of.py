@@ -366,7 +366,8 @@ def _run_name() -> str:
     words: list[str] = []
     for name in names or [platform.node()]:
         several = name if isinstance(name, (tuple, list)) else (name,)
-        words += [Path(str(value)).stem for value in several]
+        for value in several:  # a pattern says more than the stem of its last part
+            words.append(str(value) if "*" in str(value) else Path(str(value)).stem)
     words = [word[:8] if re.fullmatch("[0-9a-f]{32}", word) else word for word in words]  # ids of runs, as in tables
     return masked(" ".join(words))[:200]
 

@@ -7,6 +7,7 @@ Calls and results are pickled over a pipe that only these two processes hold; no
 
 import contextlib
 import functools
+import gc
 import logging
 import math
 import os
@@ -274,6 +275,8 @@ def serve(fd: int, page: int) -> None:
                 with contextlib.suppress(OSError):
                     os.chdir(folder)
         except (EOFError, ConnectionError):
+            # The last garbage collection of all modules and arrays would only delay the end.
+            gc.freeze()
             return
         try:
             answer: tuple[bool, Any] = True, function(*args, **kwargs)

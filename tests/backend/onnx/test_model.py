@@ -2,6 +2,9 @@
 
 import os
 import pickle
+import shutil
+import time
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,12 +141,25 @@ def test_protos_are_new_and_complete(tmp_path: Path) -> None:
     assert in_memory.proto().graph.node[0].op_type == "Conv"
 
 
-def test_changed_files_are_noticed(tmp_path: Path) -> None:
-    model = Model.load(models.write_external(models.conv_net(), tmp_path))
-    data = bytearray((tmp_path / "weights.bin").read_bytes())
-    data[100] ^= 1
-    (tmp_path / "weights.bin").write_bytes(data)
+@pytest.mark.parametrize("age", [0, 10], ids=["new files", "files older than the clock's steps"])
+def test_changed_files_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int) -> None:
+    path, weights, now = models.write_external(models.conv_net(), tmp_path), tmp_path / "weights.bin", time.time
+    monkeypatch.setattr(time, "time", lambda: now() + age)
+    model = Model.load(path)
+    assert model.is_unchanged() == (age > 0)
+    digests = unittest.mock.Mock(side_effect=model_digest)
+    monkeypatch.setattr("trtops.backend.onnx.model.model_digest", digests)
+    model.proto()
+    assert digests.called == (age == 0)
 
+    time.sleep(0.05)  # the system's clock for files has steps of milliseconds
+    shutil.copy(weights, tmp_path / "copy.bin")
+    (tmp_path / "copy.bin").replace(weights)
+    assert not model.is_unchanged() and model.proto() is not None
+
+    data = bytearray(weights.read_bytes())
+    data[100] ^= 1
+    weights.write_bytes(data)
     with pytest.raises(errors.InvalidModelError, match="changed since it was loaded"):
         model.proto()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -30,29 +31,36 @@ if TYPE_CHECKING:
 _DIGEST_FORMAT = b"trtops model digest 1\n"
 # Larger tensors are not part of a model's structure; shapes, axes and indices are.
 _STRUCTURE_BYTES = 16 << 10
+# A file system may give two changes the same time if less than this many seconds lie between them.
+_CLOCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Model:
     """An ONNX model on disk or in memory, checked, with its digest. Created by :meth:`load` or :meth:`from_proto`.
 
-    The weights of a model on disk are not kept in memory. They are read, and checked against the digest, whenever
-    :meth:`proto` is called.
+    The weights of a model on disk are not kept in memory. They are read whenever :meth:`proto` is called, and compared
+    with the digest if the status of a file has changed.
     """
 
     info: ModelInfo
     path: Path | None = None  # absolute; None for a model in memory
     _content: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
     _data_files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
+    _status: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)  # of each file; see unchanged()
 
     @classmethod
-    def load(cls, path: str | Path) -> Model:
-        """Read, check and digest a model file and its data files, all in one folder."""
-        path = Path(path).absolute()
+    def load(cls, path: str | Path | Model) -> Model:
+        """Read, check and digest a model file and its data files, all in one folder; a loaded model is returned."""
+        if isinstance(path, Model):
+            return path
+        begin, path = time.time(), Path(path).absolute()
         content = read_proto(path)
         info = _model_info(content, path.stem, path.parent, f"{path}: ")
-        data = {external.locate(t, path.parent).path for t in walk.tensors(content) if external.is_external(t)}
-        return cls(info, path, copying.copy_model(content, copying.put_small(_STRUCTURE_BYTES)), tuple(sorted(data)))
+        tensors = filter(external.is_external, walk.tensors(content))
+        data = tuple(sorted({external.locate(tensor, path.parent).path for tensor in tensors}))
+        structure = copying.copy_model(content, copying.put_small(_STRUCTURE_BYTES))
+        return cls(info, path, structure, data, _status_before(begin, (path, *data)))
 
     @classmethod
     def from_proto(cls, proto: onnx.ModelProto, name: str = "model") -> Model:
@@ -64,6 +72,11 @@ class Model:
     def name(self) -> str:
         """The model's name; by default the file's name without the extension."""
         return self.info.name
+
+    @property
+    def source(self) -> str:
+        """What commands name: the model's file."""
+        return str(self.path or "")
 
     def proto(self, *, lean: bool = False) -> onnx.ModelProto:
         """Return the model as a new message with all its weights inside; callers may change it.
@@ -80,13 +93,19 @@ class Model:
             external.anchor(fresh, self.path.parent)
         else:
             external.load_external_data(fresh, self.path.parent)
-        current_digest = model_digest(fresh)
-        if current_digest != self.info.sha256:
+        if not self.is_unchanged() and (current_digest := model_digest(fresh)) != self.info.sha256:
             raise errors.InvalidModelError(
                 f"{self.path} changed since it was loaded: its digest is {current_digest[:12]}, expected "
                 f"{self.info.sha256[:12]}"
             )
         return fresh
+
+    def is_unchanged(self) -> bool:
+        """Whether no file was written since before :meth:`load`; False if only reading them could show it.
+
+        Writes of another process through a memory map may show late, since the system sets the time of a file then.
+        """
+        return bool(self._status) and self._status == _status_before(time.time(), self.files())
 
     def structure(self) -> onnx.ModelProto:
         """The model as loaded, possibly without large weights: graphs, nodes, types and shapes. Must not be changed."""
@@ -96,6 +115,17 @@ class Model:
     def files(self) -> tuple[Path, ...]:
         """The model file, then its data files sorted by name; empty for a model in memory."""
         return () if self.path is None else (self.path, *self._data_files)
+
+
+def _status_before(begin: float, files: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
+    """Return the status of each file; empty if one was changed after or shortly before ``begin`` (``time.time()``)."""
+    try:
+        statuses = [file.stat() for file in files]
+    except OSError:
+        return ()
+    if max(max(status.st_mtime, status.st_ctime) for status in statuses) > begin - _CLOCK_SECONDS:
+        return ()
+    return tuple((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in statuses)
 
 
 def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:

@@ -57,9 +57,10 @@ _IMPORTED = (
 class CommandCheck(Config):
     """Runs a command on each sub-model, in a process group of its own, ended with the check."""
 
-    # By default any exit code but 0 is the failure. The rules are Polygraphy's: a code in `ignore_fail_codes` passes,
-    # whatever was printed. With `fail_codes` only these are the failure, and with `fail_regex` as well only if an
-    # expression matches. With `fail_regex` alone a match is the failure, whatever the code.
+    # By default any exit code but 0 is the failure, unless the command failed by itself (`is_own_failure`): that raises
+    # ScriptError. The rules are Polygraphy's otherwise: a code in `ignore_fail_codes` passes, whatever was printed.
+    # With `fail_codes` only these are the failure, and with `fail_regex` as well only if an expression matches. With
+    # `fail_regex` alone a match is the failure, whatever the code.
 
     # The program and its arguments, without a shell. In each, ``{model}`` stands for the sub-model's path (or
     # ``{engine}`` for an engine's), ``{inputs}`` for a JSON file of its inputs, as Polygraphy's ``--load-inputs``

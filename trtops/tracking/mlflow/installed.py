@@ -157,7 +157,8 @@ def _denied_request(text: str, response: Any, target: str) -> str:
     else:
         permission = "READ" if method == "GET" or verb.startswith(("get", "search", "list")) else "EDIT"
     subject = "registered model" if request.startswith(("registered-models", "model-versions")) else "experiment"
+    named = f" {target!r}" if target else "", f" {account!r}" if account else ""
     return (
-        f"{request}{f' {target!r}' if target else ''} to the account {account!r}, which needs the permission "
-        f"{permission} on this {subject}. Its administrator can grant it."
+        f"{request}{named[0]} to the account{named[1]}, which needs the permission {permission} on this {subject}. "
+        "Its administrator can grant it."
     )
