@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
-import logging
 import os
 import re
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -22,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
-from trtops.backend.torch.module import TorchModel, named_tensors
+from trtops.backend.torch.module import TorchModel, named_tensors, quiet
 from trtops.system.processes import temporary_prefix
 from trtops.torch_tensors import to_torch
 
@@ -108,7 +105,7 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
     while True:
         try:
             module = model.fresh()
-            with _quiet(), _recorded(module, decisions, bounds):
+            with quiet(), _recorded(module, decisions, bounds):
                 if model.program is not None:
                     program = torch.onnx.export(model.program, dynamo=True, verbose=False, **options)
                 else:
@@ -131,23 +128,6 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
             if isinstance(size := value.shape[axis], int):
                 fixed.append((name, axis, size))
     return {"fixed": fixed, "decisions": list(dict.fromkeys(decisions)), "bounds": sorted(set(bounds))}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out the exporter's progress, warnings and graphs."""
-    disabled = logging.root.manager.disable
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
 
 
 @contextlib.contextmanager
