@@ -11,6 +11,8 @@ from typing import Any, Union, get_args, get_origin
 
 import trtops.flows
 from trtops import verbs
+from trtops.backend.onnx.model import Model
+from trtops.backend.torch import TorchObject
 from trtops.calibration import data
 from trtops.ops.keywords import option_keywords, takes_backend
 from trtops.record import Record
@@ -106,7 +108,8 @@ def verbs_stub() -> str:
             if parameter.name in options:
                 continue
             parts += ["*"] if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts else []
-            kind = annotations.text_of(_hint(op, parameter))
+            hint = _hint(op, parameter)
+            kind = annotations.text_of(hint | TorchObject if Model in get_args(hint) else hint)
             kind = f"{kind} | str" if parameter.name == "config" and not parts else kind  # a run, for example
             is_required = parameter.default is parameter.empty and parameter.name != "config"
             parts.append(f"{parameter.name}: {kind}" + ("" if is_required else " = ..."))

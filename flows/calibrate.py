@@ -11,12 +11,12 @@ Each flow calls an op of ``trtops``, and has all options of its config as parame
 
 Deployments in ``prefect.yaml``:
 
-    deployment       schedule   defaults
+    deployment       schedule             defaults
     calibrate-cpu    on demand
-    calibrate-gpu    on demand  backend: tensorrt
+    calibrate-gpu    on demand            backend: tensorrt
     sensitivity-cpu  on demand
-    choose-cpu       on demand  on: [cpu]
-    choose-gpu       on demand  on: [tensorrt; cuda]
+    choose-cpu       cron 0 2 * * *, off  models: [models/*.onnx]; on: [cpu]
+    choose-gpu       cron 0 2 * * *, off  models: [models/*.onnx]; on: [tensorrt; cuda]
     precision-cpu    on demand
 """
 

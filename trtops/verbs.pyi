@@ -12,6 +12,7 @@ from trtops.backend.base import Engine
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import SubModel
 from trtops.backend.runner import BaseRunner
+from trtops.backend.torch import TorchObject
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.data import DataSource
 from trtops.comparator.report import Tolerances
@@ -85,12 +86,12 @@ from typing import Any
 from typing import Literal
 
 def accuracy(
-    model: str | PathLike[str] | Model | ModelProto, actual: BuildConfig | Callable[[ModelProto], BaseRunner],
-    config: AccuracyConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str,
-    str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ..., data: DataSource | None =
-    ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ...,
-    seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., tolerances: Tolerances | None |
-    Mapping[str, Any] = ...
+    model: str | PathLike[str] | Model | ModelProto | TorchObject, actual: BuildConfig | Callable[[ModelProto],
+    BaseRunner], config: AccuracyConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None = ..., tags:
+    Mapping[str, str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ..., data:
+    DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ...,
+    iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., tolerances:
+    Tolerances | None | Mapping[str, Any] = ...
 ) -> AccuracyResult: ...
 
 def audit(
@@ -112,9 +113,9 @@ def bisect(
 
 def build_list(
     models: str | PathLike[str] | ModelList, config: BuildListConfig = ..., *, tracker: Tracker | None = ...,
-    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., convert_one: Callable[[str, ConvertConfig,
-    str, Mapping[str, str]], ConvertResult] | None = ..., backends: Sequence[Literal['onnxruntime', 'tensorrt']] |
-    None = ..., only_new: bool = ..., attempts: int = ..., settle_seconds: float = ...
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., convert_one: Callable[[str | Model,
+    ConvertConfig, str, Mapping[str, str]], ConvertResult] | None = ..., backends: Sequence[Literal['onnxruntime',
+    'tensorrt']] | None = ..., only_new: bool = ..., attempts: int = ..., settle_seconds: float = ...
 ) -> BuildListResult: ...
 
 def bundle(
@@ -123,41 +124,42 @@ def bundle(
 ) -> BundleResult: ...
 
 def calibrate(
-    model: str | PathLike[str], config: CalibrateConfig = ..., *, tracker: Tracker | None = ..., experiment: str |
-    None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int |
-    None], None] | None = ..., calibration_data: DataSource | None = ..., algorithm: Literal['best', 'minmax',
-    'entropy', 'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ...,
-    min_samples: int = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] =
-    ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] =
-    ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ...,
-    options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
-    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None =
-    ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
-    warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
-    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
-    Literal['onnxruntime', 'tensorrt'] = ...
+    model: str | PathLike[str] | Model | TorchObject, config: CalibrateConfig = ..., *, tracker: Tracker | None =
+    ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress:
+    Callable[[int, int | None], None] | None = ..., calibration_data: DataSource | None = ..., algorithm:
+    Literal['best', 'minmax', 'entropy', 'percentile'] = ..., percentile: float = ..., batch: int | None = ...,
+    samples: int | None = ..., min_samples: int = ..., output: str | None = ..., profiles:
+    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit:
+    Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules:
+    Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions |
+    Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes:
+    Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] =
+    ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str | None =
+    ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...,
+    plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check:
+    bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
 
 def choose(
-    model: str | PathLike[str], config: ChooseConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None
-    = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress: Callable[[int, int | None],
-    None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., loss: str |
-    None = ..., latency: str | None = ..., minutes: float = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] =
-    ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., resume: str | None = ...,
-    profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ...,
-    calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] =
-    ..., qdq_rules: Sequence[str] | None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] =
-    ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str,
-    tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ...,
-    tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...
+    model: str | PathLike[str] | Model | TorchObject, config: ChooseConfig = ..., *, tracker: Tracker | None = ...,
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress:
+    Callable[[int, int | None], None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache:
+    str | None = ..., loss: str | None = ..., latency: str | None = ..., minutes: float = ..., on:
+    Sequence[Literal['cpu', 'cuda', 'tensorrt']] = ..., precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8',
+    'int8']] = ..., resume: str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ...,
+    calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ...,
+    qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., data: DataSource | None = ..., shapes:
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None =
+    ..., labels: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ...,
+    latency_runs: int = ...
 ) -> ChooseResult: ...
 
 def choose_all(
-    models: Sequence[str | PathLike[str]], config: ChooseConfig = ..., *, tracker: Tracker | None = ..., experiment:
-    str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None], None] | None =
-    ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., loss: str | None = ...,
-    latency: str | None = ..., minutes: float = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] = ...,
+    models: Sequence[str | PathLike[str] | Model], config: ChooseConfig = ..., *, tracker: Tracker | None = ...,
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None], None]
+    | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., loss: str | None =
+    ..., latency: str | None = ..., minutes: float = ..., on: Sequence[Literal['cpu', 'cuda', 'tensorrt']] = ...,
     precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., resume: str | None = ..., profiles:
     Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit:
     Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules:
@@ -168,47 +170,47 @@ def choose_all(
 ) -> ChooseResult | ChooseListResult: ...
 
 def compare(
-    actual: str | PathLike[str], golden: str | PathLike[str], config: CompareConfig | CheckConfig = ..., *, tracker:
-    Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None =
-    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
-    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., metric:
-    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None |
-    Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., power: bool = ..., self_check: bool | None
-    = ...
+    actual: str | PathLike[str] | Model | TorchObject, golden: str | PathLike[str] | Model | TorchObject, config:
+    CompareConfig | CheckConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None = ..., tags:
+    Mapping[str, str] | None = ..., parent: str | None = ..., data: DataSource | None = ..., shapes: Mapping[str,
+    Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range:
+    Mapping[str, tuple[float, float]] = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str |
+    None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int =
+    ..., power: bool = ..., self_check: bool | None = ...
 ) -> CompareResult: ...
 
 def convert(
-    model: str | PathLike[str], config: ConvertConfig = ..., *, tracker: Tracker | None = ..., experiment: str |
-    None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., built: Callable[[Build], object] |
-    None = ..., opened: CommandData | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str
-    | None = ..., timing_cache: str | None = ..., replay: str | None = ..., carry_over: bool = ..., measure_ranges:
-    bool = ..., use_deny_list: bool = ..., rebuild: bool = ..., keep_model: bool = ..., isolated: bool | None = ...,
-    timeout_seconds: float | None = ..., max_engine_bytes: int | None = ..., precision: Literal['fp32', 'fp16',
-    'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ...,
-    calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ...,
-    qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
-    OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
-    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None =
-    ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
-    warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
-    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    model: str | PathLike[str] | Model | TorchObject, config: ConvertConfig = ..., *, tracker: Tracker | None = ...,
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., built:
+    Callable[[Build], object] | None = ..., opened: CommandData | None = ..., calibration_data: DataSource | None =
+    ..., calibration_cache: str | None = ..., timing_cache: str | None = ..., replay: str | None = ..., carry_over:
+    bool = ..., measure_ranges: bool = ..., use_deny_list: bool = ..., rebuild: bool = ..., keep_model: bool = ...,
+    isolated: bool | None = ..., timeout_seconds: float | None = ..., max_engine_bytes: int | None = ..., precision:
+    Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
+    Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
+    Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
+    Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
+    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
+    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric:
+    DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None |
+    Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] =
+    ..., min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
     Literal['onnxruntime', 'tensorrt'] = ...
 ) -> ConvertResult: ...
 
 def debug_build(
-    model: str | PathLike[str] | None = ..., config: DebugBuildConfig | None = ..., *, tracker: Tracker | None =
-    ..., resume: str | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., evaluate:
-    Callable[[Engine], bool | str | CheckOutcome] | None = ..., submit: Callable[[Campaign, int],
-    Future[CampaignBuild]] | None = ..., progress: Callable[[CampaignProgress], None] | None = ..., allow_scripts:
-    bool = ..., command: CommandCheck | None | Mapping[str, Any] = ..., calibration_data: DataSource | None = ...,
-    calibration_cache: str | None = ..., random_tactics: bool = ..., until: int | Literal['good', 'bad', 'decided']
-    = ..., max_iterations: int = ..., max_minutes: float | None = ..., bisect: bool = ..., complete: bool = ...,
-    clean_builds: int = ..., confidence: float = ..., timeout_seconds: float | None = ..., parallel: int = ...,
-    devices: Sequence[str] = ..., seed: int = ..., use_deny_list: bool = ..., keep_model: bool = ..., precision:
-    Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
-    Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
-    Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
+    model: str | PathLike[str] | Model | None | TorchObject = ..., config: DebugBuildConfig | None = ..., *,
+    tracker: Tracker | None = ..., resume: str | None = ..., experiment: str | None = ..., tags: Mapping[str, str] |
+    None = ..., evaluate: Callable[[Engine], bool | str | CheckOutcome] | None = ..., submit: Callable[[Campaign,
+    int], Future[CampaignBuild]] | None = ..., progress: Callable[[CampaignProgress], None] | None = ...,
+    allow_scripts: bool = ..., command: CommandCheck | None | Mapping[str, Any] = ..., calibration_data: DataSource
+    | None = ..., calibration_cache: str | None = ..., random_tactics: bool = ..., until: int | Literal['good',
+    'bad', 'decided'] = ..., max_iterations: int = ..., max_minutes: float | None = ..., bisect: bool = ...,
+    complete: bool = ..., clean_builds: int = ..., confidence: float = ..., timeout_seconds: float | None = ...,
+    parallel: int = ..., devices: Sequence[str] = ..., seed: int = ..., use_deny_list: bool = ..., keep_model: bool
+    = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile]
+    | Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ...,
+    keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
     Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
     None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
     ..., check_seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ...,
@@ -225,13 +227,13 @@ def diff_tactics(
 ) -> DiffTacticsResult: ...
 
 def evaluate(
-    engine: str | PathLike[str], model: str | PathLike[str], config: EvaluateConfig = ..., *, tracker: Tracker |
-    None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ...,
-    progress: Callable[[int, int | None], None] | None = ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8',
-    'int8'] | None = ..., providers: Sequence[str] = ..., keep_model: bool = ..., timeout_seconds: float | None =
-    ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] =
-    ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str |
-    None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances:
+    engine: str | PathLike[str], model: str | PathLike[str] | Model | TorchObject, config: EvaluateConfig = ..., *,
+    tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str |
+    None = ..., progress: Callable[[int, int | None], None] | None = ..., precision: Literal['fp32', 'fp16', 'bf16',
+    'fp8', 'int8'] | None = ..., providers: Sequence[str] = ..., keep_model: bool = ..., timeout_seconds: float |
+    None = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str,
+    str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden:
+    str | None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str | None = ..., tolerances:
     Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ..., plots:
     Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check: bool |
     None = ...
@@ -244,13 +246,13 @@ def export(
 ) -> ExportResult: ...
 
 def gate(
-    model: str | PathLike[str], config: GateConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
-    ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., session: GateSession | None = ...,
-    calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., candidate: str | None = ...,
-    accepted: str | None = ..., minutes: float = ..., clock: Literal['wall', 'cpu-time', 'instructions'] |
-    Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices: Sequence[str] = ...,
-    use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted: bool = ...,
-    accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
+    model: str | PathLike[str] | Model | TorchObject, config: GateConfig = ..., *, tracker: Tracker | None = ...,
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., session:
+    GateSession | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ...,
+    candidate: str | None = ..., accepted: str | None = ..., minutes: float = ..., clock: Literal['wall',
+    'cpu-time', 'instructions'] | Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices:
+    Sequence[str] = ..., use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted:
+    bool = ..., accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
     Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
@@ -266,14 +268,14 @@ def gate(
 ) -> GateResult: ...
 
 def gate_all(
-    models: Sequence[str | PathLike[str]], config: GateConfig = ..., *, releases: Sequence[str] = ..., precisions:
-    Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., kernel: str = ..., tracker: Tracker | None =
-    ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None],
-    None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., candidate:
-    str | None = ..., accepted: str | None = ..., minutes: float = ..., clock: Literal['wall', 'cpu-time',
-    'instructions'] | Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices: Sequence[str]
-    = ..., use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted: bool = ...,
-    accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
+    models: Sequence[str | PathLike[str] | Model], config: GateConfig = ..., *, releases: Sequence[str] = ...,
+    precisions: Sequence[Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8']] = ..., kernel: str = ..., tracker: Tracker
+    | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int |
+    None], None] | None = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ...,
+    candidate: str | None = ..., accepted: str | None = ..., minutes: float = ..., clock: Literal['wall',
+    'cpu-time', 'instructions'] | Literal['auto'] = ..., release: str = ..., others: Sequence[str] = ..., devices:
+    Sequence[str] = ..., use_deny_list: bool = ..., name: str | None = ..., register: bool = ..., require_accepted:
+    bool = ..., accept_unproven: bool = ..., keep_model: bool = ..., timeout_seconds: float | None = ..., precision:
     Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str,
     Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep:
     Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
@@ -295,10 +297,10 @@ def inspect_engines(
 ) -> InspectEnginesResult: ...
 
 def precision(
-    model: str | PathLike[str] | Model | ModelProto, config: PrecisionConfig = ..., *, runner: Callable[[Candidate],
-    BaseRunner] = ..., evaluate: Callable[[Candidate], bool] | None = ..., tracker: Tracker | None = ...,
-    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str |
-    PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
+    model: str | PathLike[str] | Model | ModelProto | TorchObject, config: PrecisionConfig = ..., *, runner:
+    Callable[[Candidate], BaseRunner] = ..., evaluate: Callable[[Candidate], bool] | None = ..., tracker: Tracker |
+    None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file:
+    str | PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
     shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed:
     int = ..., val_range: Mapping[str, tuple[float, float]] = ..., to: Literal['fp16', 'bf16'] = ..., mode:
     Literal['minimal', 'bisect', 'linear'] = ..., direction: Literal['forward', 'reverse'] = ..., tolerances:
@@ -321,37 +323,39 @@ def prove(
 ) -> ProveResult: ...
 
 def reduce(
-    model: str | PathLike[str] | Model | ModelProto, check: Callable[[SubModel], bool | Literal['pass', 'fail',
-    'error'] | CheckOutcome], config: ReduceConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None =
-    ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str | PathLike[str] | None = ...,
-    progress: Callable[[Step], None] | None = ..., data: DataSource | None = ..., shapes: Mapping[str,
-    Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range:
-    Mapping[str, tuple[float, float]] = ..., mode: Literal['bisect', 'linear'] = ..., max_checks: int | None = ...,
-    reduce_outputs: bool = ..., reduce_inputs: bool = ..., inputs: Literal['real', 'declared'] = ..., output: str |
-    None = ..., min_good: str | None = ..., load_replay: str | None = ..., save_replay: str | None = ...,
-    external_data: str | None = ..., size_threshold: int = ..., one_file: bool = ...
+    model: str | PathLike[str] | Model | ModelProto | TorchObject, check: Callable[[SubModel], bool |
+    Literal['pass', 'fail', 'error'] | CheckOutcome], config: ReduceConfig = ..., *, tracker: Tracker | None = ...,
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., file: str |
+    PathLike[str] | None = ..., progress: Callable[[Step], None] | None = ..., data: DataSource | None = ...,
+    shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed:
+    int = ..., val_range: Mapping[str, tuple[float, float]] = ..., mode: Literal['bisect', 'linear'] = ...,
+    max_checks: int | None = ..., reduce_outputs: bool = ..., reduce_inputs: bool = ..., inputs: Literal['real',
+    'declared'] = ..., output: str | None = ..., min_good: str | None = ..., load_replay: str | None = ...,
+    save_replay: str | None = ..., external_data: str | None = ..., size_threshold: int = ..., one_file: bool = ...
 ) -> ReduceResult: ...
 
 def sensitivity(
-    model: str | PathLike[str], calibration_cache: str | CalibrationCache, config: SensitivityConfig = ..., *,
-    tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str |
-    None = ..., progress: Callable[[int, int | None], None] | None = ..., data: DataSource | None = ..., shapes:
-    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
-    ..., val_range: Mapping[str, tuple[float, float]] = ..., samples: int = ..., batch: int | None = ..., budget:
-    float = ..., style: Literal['onnxruntime', 'tensorrt'] = ..., keep: Sequence[str] = ...
+    model: str | PathLike[str] | Model | TorchObject, calibration_cache: str | CalibrationCache, config:
+    SensitivityConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None = ..., tags: Mapping[str, str]
+    | None = ..., parent: str | None = ..., progress: Callable[[int, int | None], None] | None = ..., data:
+    DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ...,
+    iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., samples: int = ...,
+    batch: int | None = ..., budget: float = ..., style: Literal['onnxruntime', 'tensorrt'] = ..., keep:
+    Sequence[str] = ...
 ) -> SensitivityResult: ...
 
 def triage(
-    model: str | PathLike[str], config: TriageConfig = ..., *, tracker: Tracker | None = ..., experiment: str | None
-    = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[trtops.ops.triaging.result.Step], None] | None
-    = ..., calibration_data: DataSource | None = ..., calibration_cache: str | None = ..., golden_model: str | None
-    = ..., replay: str | None = ..., minutes: float | None = ..., campaign_builds: int = ..., output: str | None =
-    ..., precision: Literal['fp32', 'fp16', 'bf16', 'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] |
-    Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ...,
-    keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark:
-    Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource |
-    None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int =
-    ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances:
-    Tolerances | None | Mapping[str, Any] = ..., min_precision_share: float = ..., self_check: bool | None = ...,
-    backend: Literal['onnxruntime', 'tensorrt'] = ...
+    model: str | PathLike[str] | Model | TorchObject, config: TriageConfig = ..., *, tracker: Tracker | None = ...,
+    experiment: str | None = ..., tags: Mapping[str, str] | None = ..., progress:
+    Callable[[trtops.ops.triaging.result.Step], None] | None = ..., calibration_data: DataSource | None = ...,
+    calibration_cache: str | None = ..., golden_model: str | None = ..., replay: str | None = ..., minutes: float |
+    None = ..., campaign_builds: int = ..., output: str | None = ..., precision: Literal['fp32', 'fp16', 'bf16',
+    'fp8', 'int8'] = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples:
+    int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types:
+    Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
+    OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., tolerances: Tolerances | None
+    | Mapping[str, Any] = ..., min_precision_share: float = ..., self_check: bool | None = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> TriageResult: ...

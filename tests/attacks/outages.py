@@ -171,7 +171,13 @@ MAX_WAIT = 30.0
 @contextlib.contextmanager
 def closing_each_connection(port: int) -> Iterator[None]:
     """A program at a port that closes each connection without an answer."""
-    with socket.create_server(("127.0.0.1", port), reuse_port=False) as listener:
+    while True:
+        try:
+            listener = socket.create_server(("127.0.0.1", port))
+            break
+        except OSError:  # a worker of the killed server still has it
+            time.sleep(0.1)
+    with listener:
 
         def serve() -> None:
             with contextlib.suppress(OSError):  # the listener was closed

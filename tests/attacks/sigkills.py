@@ -351,8 +351,8 @@ def try_case(
         printed = (folder / "output").read_text(errors="replace") if (folder / "output").exists() else ""
         if "Traceback (most recent" in printed:
             left.append(f"a traceback: {printed[-1500:]}")
-        # A command that has its verdict already may still report it.
-        if kill is signal.SIGINT and was_running and child.exitcode not in (130, 0, 1):
+        # A command that has its verdict already may still report it; Python itself may not have its handlers yet.
+        if kill is signal.SIGINT and was_running and child.exitcode not in (130, 0, 1, -signal.SIGINT):
             left.append(f"Ctrl-C ended it with {child.exitcode}: {printed[-500:]}")
         left += left_processes(folder, child.pid, server.session if server else None)
         if server is not None and not server.is_up:

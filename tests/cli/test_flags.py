@@ -75,6 +75,7 @@ WITHOUT_CHANGE = {
     *(f"{command} --fp32" for command in ("run", "convert", "debug build")),  # the default, tested below
     "debug precision --model-type",  # only onnx is accepted
     "run --input-dtypes",  # for PyTorch modules only
+    "run --torch",  # likewise
     *(f"plugin {subcommand} --model-type" for subcommand in ("list", "match", "replace")),
 }
 

@@ -337,10 +337,24 @@ def test_crashed_flow_run_of_a_deployment_starts_three_times():
     assert not repeated(1, StateType.FAILED) and not repeated(1, StateType.CANCELLED)
 
 
+def test_error_of_an_op_is_named_by_the_state():
+    def refuse(*, tracker: Tracker) -> OpResult:
+        """Refuse a model."""
+        raise errors.InvalidModelError("net.onnx: truncated")
+
+    state = flow_of(refuse)(return_state=True)
+
+    assert state.is_failed() and state.name == "Error: net.onnx: truncated"
+    with pytest.raises(errors.InvalidModelError, match="truncated"):
+        state.result()
+
+
 def test_expected_errors_have_no_traceback_in_prefect():
     def logged(error: Exception) -> tuple[bool, bool]:
-        record = logging.LogRecord("", logging.ERROR, "", 0, "failed: %r", (error,), (type(error), error, None))
-        return bool(logging.getLogger("prefect.task_runs").filter(record)), record.exc_info is not None
+        raised = (type(error), error, None)
+        record = logging.getLogRecordFactory()("", logging.ERROR, "", 0, "failed: %r", (error,), raised)
+        passed = logging.getLogger("prefect.task_runs").filter(record)
+        return bool(passed), bool(record.exc_info or record.exc_text)
 
     assert logged(errors.InvalidModelError("truncated")) == (True, False)
     assert logged(KeyError("a defect")) == (True, True)

@@ -15,6 +15,7 @@ import onnx
 import trtops
 from tests.torch import modules
 from tests.torch.modules import Case
+from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.backend.torch.export import Example, export
 from trtops.backend.torch.module import TorchModel
@@ -65,6 +66,15 @@ def test_program_with_fixed_sizes_is_named(tmp_path: Path) -> None:
     path = program(modules.Norm().eval(), tmp_path / "norm.pt2", modules.floats(4, 6))
     check = checked(Case(lambda: path, {"x": modules.floats(4, 6)}, {"x": (0,)}))
     assert [(loss.kind, loss.place) for loss in check.losses] == [("constant", "x[0]")]
+
+
+def test_damaged_program_is_refused_in_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd) -> None:
+    path = program(modules.Norm().eval(), tmp_path / "norm.pt2", modules.floats(4, 6))
+    path.write_bytes(path.read_bytes().replace(b"norm/data/", b"\0orm/data/"))
+    caplog.clear()
+    with pytest.raises(errors.InvalidModelError, match=r"norm\.pt2 is not a program of torch\.export: [^\n]*$"):
+        TorchModel.open(path)
+    assert not caplog.records and "Traceback" not in capfd.readouterr().err
 
 
 def test_right_program_is_good(tmp_path: Path) -> None:

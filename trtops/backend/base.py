@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 known_as(__name__, "loader", "runner")
 
+NO_GAIN = "does not pay"
+"""Begins the gain of an engine in 8 bits that is no faster than FP32."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:

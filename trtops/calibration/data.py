@@ -56,6 +56,16 @@ class ArraysInMemory(str):
         source.feeds = feeds
         return source
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Child processes open a path themselves."""
+        return (_in_memory, (str(self), self.feeds)) if self.startswith(IN_MEMORY) else (str, (str(self),))
+
+
+def _in_memory(text: str, feeds: Iterable[Mapping[str, Any]]) -> ArraysInMemory:
+    source = ArraysInMemory(text)
+    source.feeds = feeds
+    return source
+
 
 def data_source(value: DataSource) -> str:
     """Return a data source as a path, or as :class:`ArraysInMemory`; ConfigError for other objects.
@@ -86,6 +96,11 @@ def data_source(value: DataSource) -> str:
             )
         digest.add(feed)
     return ArraysInMemory.of(feeds, digest.hexdigest()[:12])
+
+
+def is_same_source(first: str | None, second: str | None) -> bool:
+    """Return True for one data source; two sources in memory may have equal texts."""
+    return first is second or (first == second and type(first) is str)
 
 
 def samples_in(feed: Mapping[str, Any]) -> int:

@@ -204,8 +204,8 @@ def export_torch(args: Options, *, scripts: bool) -> None:
         from trtops.ops.evaluation.torch_models import exported
 
         config = ops.CheckConfig(**{name: value for name, value in data_values(args).items() if value is not None})
-        path, _ = exported(args.model_file, config, profiles(args))
-        args.model_file, args.model_type = str(path), "onnx"
+        args.export, _ = exported(args.model_file, config, profiles=profiles(args))
+        args.model_file, args.model_type = str(args.export.path), "onnx"
 
 
 def refuse(args: Options, group: Group, reason: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from prefect.artifacts import create_markdown_artifact
 
 from trtops import errors
+from trtops.backend.onnx.model import Model
 from trtops.flows.flow_of import flow_of, run_as_task
 from trtops.flows.slots import device_slot, in_flow
 from trtops.ops.comparing.compare import compare as compare_op
@@ -20,6 +21,7 @@ from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.evaluate import evaluate as evaluate_op
 from trtops.ops.engines.model_list import ListedModel, folder_list
 from trtops.ops.engines.sensitivity import sensitivity as sensitivity_op
+from trtops.ops.result import model_file
 from trtops.reports.description import without_links
 from trtops.spec import BackendName, Precision
 
@@ -31,12 +33,14 @@ def _nightly(models: Path, config: BuildListConfig = BuildListConfig(), **logged
         models: The list, a YAML file on the worker's machine.
     """
 
-    def convert_one(model: str, config: ConvertConfig, experiment: str, tags: Mapping[str, str]) -> ConvertResult:
+    def convert_one(
+        model: str | Model, config: ConvertConfig, experiment: str, tags: Mapping[str, str]
+    ) -> ConvertResult:
         def build() -> ConvertResult:
             with device_slot(config.build.backend):
                 return convert_op(model, config, tracker=logged["tracker"], experiment=experiment, tags=tags)
 
-        name = f"build {Path(model).stem} {config.build.precision} {config.build.backend}"
+        name = f"build {model_file(model).stem} {config.build.precision} {config.build.backend}"
         return run_as_task(name, build, by_steps=True)
 
     result = build_list(models, config, convert_one=convert_one, **logged)

@@ -96,7 +96,7 @@ def _shorten_expected(record: logging.LogRecord) -> bool:
     """Drop a verdict other than good, whose reasons the flow has logged, and the traceback of other errors of ours."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, errors.TrtopsError):
-        record.exc_info = None
+        record.exc_info = record.exc_text = None  # the second has the masked text
     return not isinstance(error, VerdictError)
 
 
@@ -186,12 +186,17 @@ def flow_of(
         where = backend if place_of is None else place_of(tracker, config, arguments)
         supplied = {"tracker": tracker, "tags": _flow_run_tags()}
         arguments |= {key: argument for key, argument in supplied.items() if key in accepted or "logged" in accepted}
-        with device_slot(where) as devices, steps_run_by(run_as_task):
-            if config is not None:
-                arguments["config"] = replace(config, devices=devices) if devices else config
-            result = op(**arguments) if by_steps else run_as_task(name, functools.partial(op, **arguments))
-        if after is not None:
-            result = after(result, arguments)
+        try:
+            with device_slot(where) as devices, steps_run_by(run_as_task):
+                if config is not None:
+                    arguments["config"] = replace(config, devices=devices) if devices else config
+                result = op(**arguments) if by_steps else run_as_task(name, functools.partial(op, **arguments))
+            if after is not None:
+                result = after(result, arguments)
+        except errors.TrtopsError as exc:
+            if not in_flow():
+                raise
+            return state_of("error", masked(str(exc)), masked(str(exc)), exc)  # Prefect's name has no reason: "Failed"
         return _ended(result) if in_flow() and isinstance(result, OpResult) else result
 
     run.__signature__ = signature  # type: ignore[attr-defined]
@@ -361,7 +366,8 @@ def _run_name() -> str:
     words: list[str] = []
     for name in names or [platform.node()]:
         several = name if isinstance(name, (tuple, list)) else (name,)
-        words += [Path(str(value)).stem for value in several]
+        for value in several:  # a pattern says more than the stem of its last part
+            words.append(str(value) if "*" in str(value) else Path(str(value)).stem)
     words = [word[:8] if re.fullmatch("[0-9a-f]{32}", word) else word for word in words]  # ids of runs, as in tables
     return masked(" ".join(words))[:200]
 

@@ -15,13 +15,16 @@ from typing import Any, ParamSpec, TypeVar
 
 from trtops import errors
 from trtops.backend.torch import is_torch_model
+from trtops.ops.keywords import config_class_of
 from trtops.record import Record, check_bounds, file_fields, fitted
+from trtops.spec import BuildConfig
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAX_STRUCTURE = 1 << 28  # bytes of a model file; a larger one has its weights inside
 _MODELS = ("model", "actual", "golden")  # parameters that may be PyTorch models
+_WITH_EXPORT_STAGE = ("compare", "convert", "evaluate", "triage")  # ops whose results report a bad export
 _WRITTEN = ("output", "output_dir")  # parameters of ops that name what is written
 
 
@@ -39,7 +42,7 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
         arguments = bound.arguments
         for name in _MODELS:
             if name in arguments and is_torch_model(arguments[name]):
-                _export(arguments, name, signature)
+                _export(op, arguments, name)
         reads, writes = list[tuple[str, Any]](), list[tuple[str, Any, Collection[str]]]()
         data_name = None  # of the weights next to the output
         for name, value in arguments.items():
@@ -71,15 +74,20 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def _export(arguments: dict[str, Any], name: str, signature: inspect.Signature) -> None:
-    """Put an exported file in the place of a PyTorch model, and its opened data into the config."""
-    from trtops.ops.evaluation.torch_models import exported  # imports what evaluates engines
-    from trtops.ops.result import step_time
+def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
+    """Put the ONNX model in the place of a PyTorch model, and its opened data into the config."""
+    from trtops.ops.evaluation.data import DataConfig  # these import what evaluates engines
+    from trtops.ops.evaluation.torch_models import exported, exported_model
 
-    config = arguments.get("config", getattr(signature.parameters.get("config"), "default", None))
-    with step_time("export"):
-        arguments[name], config = exported(arguments[name], config)
-    if "config" in signature.parameters:
+    config_class = config_class_of(op)
+    config = arguments.get("config") or (config_class and config_class())
+    if not isinstance(getattr(config, "check", config), DataConfig):  # an op that evaluates nothing
+        arguments[name] = exported(arguments[name], config)[0].path
+        return
+    build = next((value for value in arguments.values() if isinstance(value, BuildConfig)), None)
+    is_reported = op.__name__ in _WITH_EXPORT_STAGE
+    arguments[name], config = exported_model(arguments[name], config, build, allow_bad=is_reported)
+    if arguments.get("resume") is None:  # a resumed campaign has a config of its own
         arguments["config"] = config
 
 

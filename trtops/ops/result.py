@@ -25,6 +25,7 @@ from trtops.terminal import one_line
 from trtops.verdict import MARKS
 
 if TYPE_CHECKING:
+    from trtops.backend.onnx.model import Model
     from trtops.reports.document import Document, Section, Table
     from trtops.tracking.base import Run, Tracker
     from trtops.tracking.schema import Kind
@@ -409,20 +410,17 @@ def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:
     return " ".join((*mark, *facts, model))[:LONGEST_NAME]
 
 
-def model_file(path: str | Path) -> Path:
+def model_file(model: str | Path | Model) -> Path:
     """The path of a model, checked before a run starts: a mistyped name leaves no run."""
-    path = Path(path)
+    path = Path(model if isinstance(model, (str, Path)) else model.path or "")
     if not path.exists():
         raise InvalidModelError(f"{path.absolute()} does not exist; expected an ONNX file.")
     return path
 
 
-def model_source(path: str | Path) -> str:
+def model_source(model: str | Path | Model) -> str:
     """The model as it was given: the PyTorch model of an exported file, or else the file."""
-    from trtops.backend.torch.export import export_of
-
-    export = export_of(path)
-    return str(path) if export is None or export.model.is_object else export.model.source
+    return str(model) if isinstance(model, (str, Path)) else model.source
 
 
 def run_step(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

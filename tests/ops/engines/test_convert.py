@@ -208,6 +208,11 @@ def test_8_bits_need_real_data(tracker: MemoryTracker, conv_net: Path, monkeypat
     assert result.verdict == "bad" and result.next_step is None and "real data to calibrate with" in result.needed
     assert result.reused_from and "does not pay" in result.figures
 
+    real = replace(QUICK, data=ArraysInMemory.of([{"image": models.random(2, 3, 8, 8)}], ""))
+    result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=real), tracker=tracker)
+    assert result.verdict == "good" and "does not pay" in result.figures
+    assert result.next_step.verb == "convert" and "precision" not in result.next_step.arguments
+
 
 def test_shapes_of_data_decide_a_build(tracker: MemoryTracker, tmp_path: Path) -> None:
     path = models.transformer().write(tmp_path, "block")

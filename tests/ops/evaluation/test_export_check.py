@@ -4,6 +4,7 @@
 about exporting.
 """
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from trtops.system.allowed import VARIABLE
 
 
 class StandIn:
-    source, program = "stand-in", None
+    source, program, is_object = "nets.py:make", None, False
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -68,6 +69,46 @@ def test_ignored_input_is_named(tmp_path: Path) -> None:
     text = "(float[4,3] a, float[4,3] b) => (float[4,3] y) { y = Neg(a) }"
     assert compared(tmp_path, text, lambda a, b: -a).verdict == "good"
     assert compared(tmp_path, text, lambda a, b: -a + 0 * b + b).losses[0].place == "b"
+
+
+def exports_to(monkeypatch: pytest.MonkeyPatch, folder: Path, function: Callable[..., Any]) -> list[Path]:
+    """Let each PyTorch model have the same ONNX file; the list receives the file for each check of it."""
+    onnx.save(models.model("(float[4,3] a) => (float[4,3] y) { y = Tanh(a) }", opset=20), folder / "net.onnx")
+    stand_in: Any = StandIn(function)
+    exported = Export(stand_in, folder / "net.onnx", Example({"a": np.ones((4, 3), np.float32)}))
+    checked = list[Path]()
+
+    def check(export: Export, *arguments: Any) -> ExportCheck:
+        checked.append(export.path)
+        return check_export(export, *arguments)
+
+    monkeypatch.setattr("trtops.ops.evaluation.torch_models.exported", lambda _, config, build=None: (exported, config))
+    monkeypatch.setattr("trtops.ops.evaluation.torch_models.check_export", check)
+    return checked
+
+
+@pytest.mark.parametrize("op", [trtops.calibrate, trtops.choose, trtops.debug_build, trtops.gate])
+def test_bad_export_stops_before_builds(op: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exports_to(monkeypatch, tmp_path, lambda a: a)
+    tracker = trtops.MemoryTracker()
+    with pytest.raises(errors.InvalidModelError, match=r"nothing is built. PyTorch to ONNX: `y`.* Remedy: report"):
+        op("nets.py:make", data={"a": np.ones((4, 3), np.float32)}, tracker=tracker)
+    assert not tracker.find()
+
+
+def test_export_is_checked_once_for_all_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = exports_to(monkeypatch, tmp_path, lambda a: np.tanh(a))
+    (tmp_path / "nets.py").touch()
+    entry = {"model": "nets.py:make", "precisions": ["fp32", "fp16"], "onnxruntime": {"tactics": []}}
+    (tmp_path / "models.yaml").write_text(json.dumps({"models": [entry]}))
+    tracker = trtops.MemoryTracker()
+
+    result = trtops.build_list(tmp_path / "models.yaml", tracker=tracker)
+
+    assert [build.precision for build in result.builds] == ["fp32", "fp16"] and len(checked) == 1
+    for build in result.builds:
+        assert build.run_id, build.reasons
+        assert json.loads(tracker.load(build.run_id).read_bytes("accuracy/results.json"))["export"]["feeds"] == 2
 
 
 def test_missing_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

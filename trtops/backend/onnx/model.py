@@ -50,8 +50,10 @@ class Model:
     _status: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)  # of each file; see unchanged()
 
     @classmethod
-    def load(cls, path: str | Path) -> Model:
-        """Read, check and digest a model file and its data files, all in one folder."""
+    def load(cls, path: str | Path | Model) -> Model:
+        """Read, check and digest a model file and its data files, all in one folder; a loaded model is returned."""
+        if isinstance(path, Model):
+            return path
         begin, path = time.time(), Path(path).absolute()
         content = read_proto(path)
         info = _model_info(content, path.stem, path.parent, f"{path}: ")
@@ -70,6 +72,11 @@ class Model:
     def name(self) -> str:
         """The model's name; by default the file's name without the extension."""
         return self.info.name
+
+    @property
+    def source(self) -> str:
+        """What commands name: the model's file."""
+        return str(self.path or "")
 
     def proto(self, *, lean: bool = False) -> onnx.ModelProto:
         """Return the model as a new message with all its weights inside; callers may change it.

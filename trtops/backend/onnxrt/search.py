@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from trtops import errors
-from trtops.backend.base import Feed, TimingCacheUse
+from trtops.backend.base import NO_GAIN, Feed, TimingCacheUse
 from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.measure import Budget, Measurement, successive_halving
 from trtops.backend.onnxrt.optimize import Optimized, Optimizer
@@ -162,7 +162,7 @@ class Search:
             return takes
         ops = [node.op for node in engine.graph.nodes]
         converting = sum(map(ops.count, ("QuantizeLinear", "DequantizeLinear", "Transpose")))
-        return f"does not pay: {takes} ({converting} of {len(ops)} kernels convert); build FP32"
+        return f"{NO_GAIN}: {takes} ({converting} of {len(ops)} kernels convert); build FP32"
 
     def _without_default(self, tactics: Sequence[Tactic], why_denied: WhyDenied) -> Choice:
         """Choose despite a failing default: the fastest candidate with one tactic toggled, or a lower level."""

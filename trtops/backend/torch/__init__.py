@@ -3,9 +3,17 @@
 import os
 import re
 import sys
+from typing import Any, Protocol
 
 SCRIPT = re.compile(r"(.+\.py):(\w+)")
 PICKLED = (".pt", ".pth", ".ckpt")
+
+
+class TorchObject(Protocol):
+    """A module or a program, for type checkers."""
+
+    def named_parameters(self) -> Any:
+        """Return its weights with their names."""
 
 
 def is_torch_model(value: object) -> bool:
@@ -15,3 +23,8 @@ def is_torch_model(value: object) -> bool:
         return isinstance(text, str) and (text.endswith((".pt2", *PICKLED)) or SCRIPT.fullmatch(text) is not None)
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, (torch.nn.Module, torch.export.ExportedProgram))
+
+
+def model_name(value: object) -> str:
+    """Return the text of a path, ``script.py:function``, or the class of a module or program."""
+    return os.fspath(value) if isinstance(value, (str, os.PathLike)) else type(value).__name__

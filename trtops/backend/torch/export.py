@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
-import logging
 import os
 import re
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -22,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
-from trtops.backend.torch.module import TorchModel, named_tensors
+from trtops.backend.torch.module import TorchModel, named_tensors, quiet
 from trtops.system.processes import temporary_prefix
 from trtops.torch_tensors import to_torch
 
@@ -63,14 +60,6 @@ class Export:
         return tuple(value.name for value in onnx.load(self.path, load_external_data=False).graph.input)
 
 
-_exports: dict[Path, Export] = {}  # of this process, by file
-
-
-def export_of(path: str | os.PathLike[str] | None) -> Export | None:
-    """Return the export that this process wrote to, or read from, a file; None for other files."""
-    return None if path is None else _exports.get(Path(path).absolute())
-
-
 def export_folder() -> Path:
     """Return the folder of exported files."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtops" / "exports"
@@ -99,9 +88,7 @@ def export(model: TorchModel, example: Example, opset: int | None = None) -> Exp
             shutil.copytree(temporary, folder)
     facts = json.loads((folder / "export.json").read_text())
     fixed = tuple((str(name), int(axis), int(size)) for name, axis, size in facts["fixed"])
-    result = Export(model, path, example, fixed, tuple(map(str, facts["decisions"])), tuple(facts["bounds"]))
-    _exports[path.absolute()] = result
-    return result
+    return Export(model, path, example, fixed, tuple(map(str, facts["decisions"])), tuple(facts["bounds"]))
 
 
 def _export(model: TorchModel, example: Example, opset: int | None, path: Path) -> dict[str, Any]:
@@ -118,7 +105,7 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
     while True:
         try:
             module = model.fresh()
-            with _quiet(), _recorded(module, decisions, bounds):
+            with quiet(), _recorded(module, decisions, bounds):
                 if model.program is not None:
                     program = torch.onnx.export(model.program, dynamo=True, verbose=False, **options)
                 else:
@@ -141,23 +128,6 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
             if isinstance(size := value.shape[axis], int):
                 fixed.append((name, axis, size))
     return {"fixed": fixed, "decisions": list(dict.fromkeys(decisions)), "bounds": sorted(set(bounds))}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out the exporter's progress, warnings and graphs."""
-    disabled = logging.root.manager.disable
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
 
 
 @contextlib.contextmanager

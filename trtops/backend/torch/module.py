@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import inspect
+import io
 import itertools
+import logging
 import os
 import re
 import sys
@@ -28,6 +31,23 @@ from trtops.torch_tensors import from_torch, to_torch
 
 if TYPE_CHECKING:
     from trtops.backend.runner import Feed
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out torch's progress, warnings, graphs and tracebacks."""
+    disabled = logging.root.manager.disable
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
 
 
 @dataclass(frozen=True)
@@ -69,9 +89,11 @@ class TorchModel:
             value = import_from_script(script[1], script[2])()
         elif file is not None:
             try:
-                value = torch.export.load(file)
+                with quiet():
+                    value = torch.export.load(file)
             except Exception as exc:
-                raise errors.InvalidModelError(f"{source} is not a program of torch.export: {exc}") from None
+                reason = str(exc).partition(" Please check the warnings")[0]
+                raise errors.InvalidModelError(f"{source} is not a program of torch.export: {reason}") from None
         if isinstance(value, torch.export.ExportedProgram):
             return cls(source, name, value.module(check_guards=False), value, file, is_object)
         if isinstance(value, torch.jit.ScriptModule) or not isinstance(value, torch.nn.Module):
@@ -102,7 +124,7 @@ class TorchModel:
         if self.file is not None:
             return sha256_file(self.file)
         sha = hashlib.sha256()
-        for name, tensor in (self.program or self.module).state_dict().items():
+        for name, tensor in self.module.state_dict().items():
             array = np.ascontiguousarray(from_torch(tensor))
             sha.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
             sha.update(array.reshape(-1).view(np.uint8).data if array.size else b"")

@@ -272,7 +272,11 @@ def _runner(args: Options, kind: str, word: str | None) -> Call:
             weight_streaming_percent=budget if unit == "percent" else None,
         )
     if kind == "torch":
-        return call(TorchRunner, args.model_file)
+        if getattr(args, "export", None) is None:
+            raise UsageError(f"{args.model_file} is no PyTorch model, as --torch needs: script.py:function or .pt2")
+        if args.gen_script:
+            raise UsageError("--gen-script cannot write the module that --torch runs; leave out one of them")
+        return call(TorchRunner, args.export)
     kind_of_model = loading.model_type(args)
     if kind_of_model in ("engine", "trt-network-script"):
         raise UsageError(f"{args.model_file} is not an ONNX model, so --{kind} cannot run it; use --trt")

@@ -152,7 +152,7 @@ Submit: TypeAlias = Callable[[Campaign, int], "Future[CampaignBuild]"]
 
 @checked_arguments
 def debug_build(
-    model: str | Path | None = None,
+    model: str | Path | Model | None = None,
     config: DebugBuildConfig | None = None,
     *,
     tracker: Tracker | None = None,
@@ -167,7 +167,7 @@ def debug_build(
     """Build a model until enough is known about its bad builds.
 
     Args:
-        model: The ONNX file; not needed to resume a campaign.
+        model: The ONNX file or PyTorch model; not needed to resume a campaign.
         config: The campaign; by default FP32 on ONNX Runtime, compared with the model itself, until it is decided.
         tracker: The tracking store.
         resume: The run of a campaign to resume. Its own config holds unless another is given, which may differ in when
@@ -207,7 +207,7 @@ def debug_build(
         else:
             if model is None:
                 raise errors.ConfigError("No model: give an ONNX file, or the run of a campaign to resume.")
-            loaded = run_step("load", Model.load, Path(model).absolute())
+            loaded = run_step("load", Model.load, model)
             config = config or DebugBuildConfig()
             check_names(loaded, config.build, config.check)
             config = _profiled(config, loaded, evaluate)
@@ -432,19 +432,21 @@ def _profiled(config: DebugBuildConfig, model: Model, evaluate: EngineEvaluator 
 
 def _check_resumed(
     info: RunInfo,
-    model: str | Path | None,
+    model: str | Path | Model | None,
     config: DebugBuildConfig | None,
     tracker: Tracker,
     allow_scripts: bool,
     evaluate: EngineEvaluator | None,
 ) -> tuple[Model, DebugBuildConfig]:
     """The model and the config to resume a campaign with; ConfigError if they would make other builds or verdicts."""
-    path = Path(model or info.fact(schema.Tag.MODEL_PATH)).absolute()
-    loaded, began_with = Model.load(path), info.tags.get(schema.Tag.MODEL_SHA256, "")
+    loaded, began_with = (
+        Model.load(model or info.fact(schema.Tag.MODEL_PATH)),
+        info.tags.get(schema.Tag.MODEL_SHA256, ""),
+    )
     if loaded.info.sha256 != began_with:
         raise errors.ConfigError(
-            f"{path} has digest {loaded.info.sha256[:12]}, and campaign {info.id} was started with {began_with[:12]}. "
-            "Give the same model, or start another campaign."
+            f"{loaded.path} has digest {loaded.info.sha256[:12]}, and campaign {info.id} was started with "
+            f"{began_with[:12]}. Give the same model, or start another campaign."
         )
     stored = campaigns.read_config(tracker, info)
     if stored is None:

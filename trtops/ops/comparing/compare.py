@@ -30,7 +30,7 @@ from trtops.ops.evaluation.evidence import SeenFeeds
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel
 from trtops.ops.evaluation.self_check import check_engine
-from trtops.ops.result import OpResult, op_run, run_step, tracker_or_default
+from trtops.ops.result import OpResult, model_source, op_run, run_step, tracker_or_default
 from trtops.record import refuse_unused
 from trtops.reports.document import Section
 from trtops.spec import BuildConfig, Precision
@@ -87,8 +87,8 @@ class CompareResult(OpResult):
 
 @checked_arguments
 def compare(
-    actual: str | Path,
-    golden: str | Path,
+    actual: str | Path | Model,
+    golden: str | Path | Model,
     config: CompareConfig | CheckConfig = CompareConfig(),
     *,
     tracker: Tracker | None = None,
@@ -113,22 +113,25 @@ def compare(
     refuse_unused(config, CompareConfig.uses, op="compare")
     check = CheckConfig(**{option.name: getattr(config, option.name) for option in fields(CheckConfig)})
     tracker = tracker_or_default(tracker)
-    actual, golden = str(actual), str(golden)
+    sides = model_source(actual), model_source(golden)
+    is_run = sides[0].startswith(RUN_PREFIX)
     if experiment is None:
-        is_run = actual.startswith(RUN_PREFIX)
-        experiment = tracker.info(run_id_of(actual, tracker)).experiment if is_run else Path(actual).stem
-    name = " vs ".join(side if side.startswith(RUN_PREFIX) else Path(side).name for side in (actual, golden))
+        experiment = tracker.info(run_id_of(sides[0], tracker)).experiment if is_run else Path(sides[0]).stem
+    name = " vs ".join(side if side.startswith(RUN_PREFIX) else Path(side).name for side in sides)
     with op_run(tracker, experiment, name, kind="compare", tags=tags, parent=parent) as op:
-        op.run.log_params({"actual": actual, "golden": golden, "check": check})
+        op.run.log_params({"actual": sides[0], "golden": sides[1], "check": check})
         evaluation = _evaluate_sides(actual, golden, check, tracker)
-        engine = run_id_of(actual, tracker) if actual.startswith(RUN_PREFIX) else ""
+        engine = run_id_of(sides[0], tracker) if is_run else ""
         log_evaluation(op.run, evaluation, engine=engine)
         result = CompareResult(verdict=evaluation.verdict, reasons=evaluation.reasons, evaluation=evaluation)
         return op.finish(result, title=f"compare {name}")
 
 
-def _evaluate_sides(actual: str, golden: str, check: CheckConfig, tracker: Tracker) -> Evaluation:
-    under_test, right = _open_side(actual, tracker), _open_side(golden, tracker)
+def _evaluate_sides(
+    actual_side: str | Path | Model, golden_side: str | Path | Model, check: CheckConfig, tracker: Tracker
+) -> Evaluation:
+    under_test, right = _open_side(actual_side, tracker), _open_side(golden_side, tracker)
+    actual, golden = model_source(actual_side), model_source(golden_side)
     model = next((side for side in (right, under_test) if isinstance(side, Model)), None)
     runs = [tracker.info(run_id_of(side, tracker)) for side in (actual, golden) if side.startswith(RUN_PREFIX)]
     precisions = {info.params.get("precision") for info in runs}
@@ -197,7 +200,10 @@ def _runner_of(side: Engine | Model) -> BaseRunner:
     return reference_runner(side) if isinstance(side, Model) else engine_backend(side.backend).runner(side)
 
 
-def _open_side(side: str, tracker: Tracker) -> Engine | Model | RunResults:
+def _open_side(side: str | Path | Model, tracker: Tracker) -> Engine | Model | RunResults:
+    if isinstance(side, Model):
+        return side
+    side = str(side)
     if side.startswith(RUN_PREFIX):
         return builds.load_engine(tracker.load(run_id_of(side, tracker)))
     path = Path(side)

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import platform
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,10 +16,12 @@ from typing import Any, Literal, TypeAlias
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.backend.torch import is_torch_model
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.model_list import ListedBuild, ModelList, read_model_list
+from trtops.ops.evaluation.torch_models import exported_model
 from trtops.ops.result import OpResult, op_run, tracker_or_default
 from trtops.record import Config, Record, digest, setting, sha256_file
 from trtops.reports.document import Table
@@ -33,8 +36,10 @@ log = logging.getLogger(__name__)
 
 Outcome: TypeAlias = Literal[Verdict, "skipped"]
 OUTCOMES: tuple[Outcome, ...] = (*VERDICTS, "skipped")
-Convert: TypeAlias = Callable[[str, ConvertConfig, str, Mapping[str, str]], ConvertResult]
+Convert: TypeAlias = Callable[[str | Model, ConvertConfig, str, Mapping[str, str]], ConvertResult]
 """Makes one build: called with model, config, experiment and tags."""
+Exports: TypeAlias = dict[tuple[str, str, BackendName], tuple[Model, ConvertConfig]]
+"""PyTorch models of a list that were exported, with their configs."""
 
 _AGAIN_SECONDS = 20 * 3600.0
 """When a broken model is built again although nothing changed: less than a day, so that a nightly visit does so."""
@@ -199,7 +204,8 @@ def build_list(
     tracker = tracker_or_default(tracker)
     listed = models if isinstance(models, ModelList) else read_model_list(models)
     selected = [build for build in listed.builds() if config.backends is None or build.backend in config.backends]
-    plans = [_plan_build(build, config, tracker) for build in selected]
+    exports: Exports = {}
+    plans = [_plan_build(build, config, tracker, exports) for build in selected]
     title = f"build list {Path(listed.path).name}"
     experiment = experiment or Path(listed.path).stem
     # A folder may be watched every minute: a visit that builds nothing leaves no run, unless it finds other failures.
@@ -216,7 +222,7 @@ def build_list(
         outcomes = []
         for build, plan in zip(selected, plans):
             if not isinstance(plan, BuildOutcome):
-                plan = _make_build(build, tracker, convert_one, tags or {}, plan)
+                plan = _make_build(build, tracker, convert_one, tags or {}, plan, exports)
             outcomes.append(plan)
         result = BuildListResult(title=title, builds=tuple(outcomes))
         counts = Counter(build.outcome for build in result.builds)
@@ -225,8 +231,10 @@ def build_list(
         return op.finish(result, artifact=schema.Artifact.BUILD_LIST)
 
 
-def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -> BuildOutcome | dict[str, str]:
-    """The outcome of an unnecessary build, or the tags of a necessary one."""
+def _plan_build(
+    build: ListedBuild, config: BuildListConfig, tracker: Tracker, exports: Exports
+) -> BuildOutcome | dict[str, str]:
+    """The outcome of an unnecessary build, or the tags of a necessary one; ``exports`` receives its export."""
     convert_config = build.entry.config(build.precision, build.backend)
     options = convert_config.digest
     # On another machine, the same path is another file, and another release would change back and forth.
@@ -237,10 +245,14 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
         environment = engine_backend(build.backend).environment(convert_config.build)
     except errors.BackendError as exc:
         return _with_history(_outcome_of(build, "error", str(exc)), tracker, named)
+    file = Path(re.sub(r"(\.py):\w+$", r"\1", build.model))
     try:
-        model_sha256 = Model.load(build.model).info.sha256
-    except errors.InvalidModelError:  # its build will fail, and is found again by the file's bytes
-        model_sha256 = sha256_file(build.model)
+        export_key = _key_of(build)
+        if export_key not in exports and is_torch_model(build.model):
+            exports[export_key] = exported_model(build.model, convert_config, allow_bad=True)
+        model_sha256 = Model.load(exports[export_key][0] if export_key in exports else build.model).info.sha256
+    except errors.TrtopsError:  # its build will fail, and is found again by the file's bytes
+        model_sha256 = sha256_file(file)
     # The environment is a part of the key: a new release or driver can choose other tactics, so all is built again.
     values = (model_sha256[:32], environment.backend_version, environment.build_digest()[:32], options[:32])
     listed = "; ".join(map(" ".join, zip((*_CHANGES, "options"), values)))
@@ -260,7 +272,7 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     )
     tries = [info for info in latest if time.time() - info.start_time < _AGAIN_SECONDS]
     reason = ""
-    if time.time() - Path(build.model).stat().st_mtime < config.settle_seconds:
+    if time.time() - file.stat().st_mtime < config.settle_seconds:
         reason = "The file was changed just now; it may still be being copied."
     # A run whose process died stays "running", and would keep the model from being built for ever.
     elif any(info.status == "running" and not owner.is_abandoned(info) for info in same):
@@ -278,12 +290,17 @@ def _plan_build(build: ListedBuild, config: BuildListConfig, tracker: Tracker) -
     return _outcome_of(build, "skipped", reason) if reason else key
 
 
+def _key_of(build: ListedBuild) -> tuple[str, str, BackendName]:
+    return build.location, build.model, build.backend
+
+
 def _make_build(
     build: ListedBuild,
     tracker: Tracker,
     convert_one: Convert | None,
     tags: Mapping[str, str],
     build_tags: Mapping[str, str],
+    exports: Exports,
 ) -> BuildOutcome:
     """Make one build. Any error in it is its outcome; its runs are found by their ``build_tags`` tags."""
     start = time.monotonic()
@@ -294,10 +311,15 @@ def _make_build(
     with contextlib.suppress(errors.TrackingError):  # the build is kept on disk until the store is back
         before = tracker.find(tags=build_tags, limit=1)
     try:
+        model: str | Model = build.model
+        if _key_of(build) in exports:  # compared with its module once, for all precisions
+            model, exported_config = exports[_key_of(build)]
+            check = replace(config.check, data=exported_config.check.data)
+            config = replace(config, check=check, calibration_data=exported_config.calibration_data)
         if convert_one is None:
-            result = convert(build.model, config, tracker=tracker, experiment=experiment, tags=tags)
+            result = convert(model, config, tracker=tracker, experiment=experiment, tags=tags)
         else:
-            result = convert_one(build.model, config, experiment, tags)
+            result = convert_one(model, config, experiment, tags)
     except Exception as exc:  # a defect of ours or of a library must not stop the other builds either
         is_expected = isinstance(exc, errors.TrtopsError)
         if not is_expected:

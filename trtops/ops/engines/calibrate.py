@@ -15,7 +15,7 @@ from trtops.backend.common import save_bytes
 from trtops.backend.onnx.model import Model
 from trtops.calibration.cache import CalibrationCache
 from trtops.calibration.choice import AlgorithmOrBest, Comparison
-from trtops.calibration.data import batches, data_source
+from trtops.calibration.data import batches, data_source, is_same_source
 from trtops.calibration.histogram import DEFAULT_PERCENTILE, Algorithm, check_algorithm
 from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
@@ -24,11 +24,11 @@ from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult, builds_frame, builds_table
-from trtops.ops.engines.request import CommandData, check_names, is_same_source
+from trtops.ops.engines.request import CommandData, check_names
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import open_feeds
 from trtops.ops.evaluation.shapes import points
-from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
+from trtops.ops.result import OnProgress, OpResult, model_file, model_source, op_run, run_step, tracker_or_default
 from trtops.record import Config, setting
 from trtops.reports.document import Table
 from trtops.spec import BuildConfig
@@ -106,7 +106,9 @@ class CalibrateResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Measure the cost of each layer if INT8 is not good enough."""
+        """Measure the cost of each layer if INT8 is not good enough; build FP32 if INT8 does not pay."""
+        if self.verdict == "good" and not self.engine.pays:
+            return self.engine.next_step
         data = self.options.get("data") or self.options.get("calibration_data")
         if not (self.run_id and self.verdict == "bad" and self.subject and data):
             return super().next_step
@@ -124,7 +126,8 @@ class CalibrateResult(OpResult):
     @property
     def figures(self) -> str:
         """The ranges, and the data they come from."""
-        return f"ranges of {counted(self.tensors, 'tensor')} by {self.algorithm}, {counted(self.samples, 'sample')}"
+        ranges = f"ranges of {counted(self.tensors, 'tensor')} by {self.algorithm}, {counted(self.samples, 'sample')}"
+        return f"{ranges}; INT8 {self.engine.gain}" if self.engine.gain else ranges
 
     def overview(self) -> Table:
         """Return a row for the engine."""
@@ -151,7 +154,7 @@ class CalibrateResult(OpResult):
 
 @checked_arguments
 def calibrate(
-    model: str | Path,
+    model: str | Path | Model,
     config: CalibrateConfig = CalibrateConfig(),
     *,
     tracker: Tracker | None = None,
@@ -173,12 +176,12 @@ def calibrate(
     ('good', 'entropy', 2, 10)
     """
     tracker = tracker_or_default(tracker)
-    path = Path(model)
+    path = model_file(model)
     name = f"{path.stem} calibrate {config.algorithm}"
     calibration_data = config.check.data if config.calibration_data is None else config.calibration_data
     if calibration_data is None:
         raise errors.ConfigError("There is no calibration data; expected real inputs (calibration_data=...).")
-    loaded = run_step("load", Model.load, path)
+    loaded = run_step("load", Model.load, model)
     check_names(loaded, config.build, config.check)
     if config.build.backend == "onnxruntime":
         from trtops.backend.onnxrt.builder import refuse_large  # imports ONNX Runtime
@@ -216,10 +219,10 @@ def calibrate(
         cache_file.write_bytes(cache.to_bytes())
         convert_config = ConvertConfig(build=build, check=evaluated.check, calibration_cache=str(cache_file))
         logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": run.id}
-        engine = convert(path, convert_config, opened=evaluated, **logged)
+        engine = convert(model, convert_config, opened=evaluated, **logged)
         result = CalibrateResult(
             title=f"calibrate {path.name}",
-            subject=str(path),
+            subject=model_source(model),
             verdict=engine.verdict,
             reasons=engine.reasons,
             algorithm=algorithm,

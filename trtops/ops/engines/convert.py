@@ -83,7 +83,7 @@ class ConvertConfig(EngineConfig):
 @op_times()
 @checked_arguments
 def convert(
-    model: str | Path,
+    model: str | Path | Model,
     config: ConvertConfig = ConvertConfig(),
     *,
     tracker: Tracker | None = None,
@@ -112,8 +112,8 @@ def convert(
         log.warning("Nothing is recorded. %s", sentence("mlflow"))
     with step_time("open store"):
         tracker = tracker_or_default(tracker) if is_recorded else MemoryTracker()
-    path = Path(model)
-    loaded = run_step("load", Model.load, model_file(path))
+    path = model_file(model)
+    loaded = run_step("load", Model.load, model)
     check_names(loaded, config.build, config.check)
     options = arguments_of(config)
     # Data and back end are checked before a run starts, so that a mistake leaves no run.
@@ -133,7 +133,7 @@ def convert(
         with _open_backend(config) as backend:
             result = _build_and_evaluate(backend, data, config, op.run, tracker, built)
             device = backend.environment(config.build).device
-        result = replace(result, title=f"convert {path.name}", subject=model_source(path), options=options)
+        result = replace(result, title=f"convert {path.name}", subject=model_source(model), options=options)
         title = f"convert {path.name} to {result.called} on {config.build.backend}"
         with step_time("log"):
             op.run.rename(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trtops.backend.base import NO_GAIN
 from trtops.comparator.table import METRICS
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.check import Evaluation, describe, describe_measurements
@@ -17,6 +18,12 @@ from trtops.verdict import PASSED, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_OF_EIGHT_BITS = (
+    "precision", "calibration_data", "calibration_cache", "calibration_samples", "calibration_fit", "keep",
+    "qdq_op_types", "qdq_rules",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +97,15 @@ class ConvertResult(OpResult):
 
     @property
     def next_step(self) -> NextStep | None:
-        """Promote a good engine; explain a bad one."""
+        """Promote a good engine, or build FP32 where 8 bits do not pay; explain a bad one."""
         if self.needed or self.verdict == "unproven" or not self.subject or self.evaluation.foreign_golden:
             return super().next_step
         if self._is_large:  # triage does not answer why
             return super().next_step
+        if self.verdict == "good" and not self.pays:
+            options = {name: self.options[name] for name in self.options if name not in _OF_EIGHT_BITS}
+            data = {"data": self.options["calibration_data"]} if "calibration_data" in self.options else {}
+            return NextStep("convert", {"model": self.subject, **data, **options, "experiment": self.experiment})
         if self.verdict == "good":
             step = NextStep("convert", {"model": self.subject, **self.options, "experiment": self.experiment})
             return NextStep("runs promote", {"run": self.run_id}) if self.run_id else step
@@ -109,6 +120,11 @@ class ConvertResult(OpResult):
                 }
             return NextStep.after(self.options, "debug accuracy", arguments)
         return NextStep.after(self.options, "triage", arguments)
+
+    @property
+    def pays(self) -> bool:
+        """False if an engine in 8 bits was measured to be no faster than FP32."""
+        return not self.gain.startswith(NO_GAIN)
 
     @property
     def figures(self) -> str:

@@ -65,7 +65,7 @@ class EvaluateConfig(Config):
 @checked_arguments
 def evaluate(
     engine: str | Path,
-    model: str | Path,
+    model: str | Path | Model,
     config: EvaluateConfig = EvaluateConfig(),
     *,
     tracker: Tracker | None = None,
@@ -96,11 +96,13 @@ def evaluate(
     logged: dict[str, Any] = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": parent}
     with warm_worker() as worker:
         if not path.is_dir():
-            return _evaluate_file(path, model_file(model), config, worker, options, **logged)
-        files = _engines_in(path, Path(model))
+            return _evaluate_file(path, model, config, worker, options, **logged)
+        folder_or_model = model_file(model)
+        files = _engines_in(path, folder_or_model)
         for number, file in enumerate(files, 1):
             try:
-                result = _evaluate_file(file, _model_of(file, Path(model)), config, worker, options, **logged)
+                model_of_file = _model_of(file, folder_or_model) if folder_or_model.is_dir() else model
+                result = _evaluate_file(file, model_of_file, config, worker, options, **logged)
                 outcomes.extend(result.engines)
             except (errors.TrackingError, errors.ScriptError):
                 raise
@@ -129,19 +131,17 @@ def _engines_in(folder: Path, model: Path) -> list[Path]:
     return engines
 
 
-def _model_of(engine: Path, model: Path) -> Path:
-    """The model of an engine: the given one, or the file of a folder with the longest name that begins its name."""
-    if not model.is_dir():
-        return model
-    candidates = [file for file in model.glob("*.onnx") if engine.stem.startswith(file.stem)]
+def _model_of(engine: Path, models: Path) -> Path:
+    """The model of an engine: the file of a folder with the longest name that begins its name."""
+    candidates = [file for file in models.glob("*.onnx") if engine.stem.startswith(file.stem)]
     if not candidates:
-        raise errors.ConfigError(f"No model in {str(model)!r} has a name that {engine.name!r} begins with.")
+        raise errors.ConfigError(f"No model in {str(models)!r} has a name that {engine.name!r} begins with.")
     return max(candidates, key=lambda file: len(file.stem))
 
 
 def _evaluate_file(
     file: Path,
-    model: Path,
+    model: str | Path | Model,
     config: EvaluateConfig,
     worker: Worker,
     options: Mapping[str, Any],
@@ -150,7 +150,7 @@ def _evaluate_file(
     experiment: str | None,
     **logged: Any,
 ) -> EvaluateResult:
-    backend_name = _backend_of(file)
+    backend_name, path = _backend_of(file), model_file(model)
     loaded = run_step("load", Model.load, model)
     engine_options = OnnxRuntimeOptions(providers=config.providers)
     build_config = BuildConfig(
@@ -160,7 +160,7 @@ def _evaluate_file(
     check_names(loaded, build_config, config.check)
     backend = IsolatedBackend(backend_name, config.timeout_seconds, worker)
     name = run_name(file.stem, SHORT_NAMES[backend_name])
-    with op_run(tracker, experiment or model.stem, name, kind="evaluate", model=model, **logged) as op:
+    with op_run(tracker, experiment or path.stem, name, kind="evaluate", model=path, **logged) as op:
         run = op.run
         run.log_params({"engine": file.name})
         build = run_step("read engine", backend.adopt, read_regular(file), loaded, build_config)

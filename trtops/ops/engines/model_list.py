@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtops import errors
+from trtops.backend.torch import SCRIPT
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.yaml_records import merge, read_yaml
@@ -60,8 +61,8 @@ class ListedModel(DataConfig):
     """One entry of a list, with the defaults merged in.
 
     Attributes:
-        model: An ONNX file, or a pattern of files (``*``, ``?``, ``[...]``, ``**`` for any folders); relative to the
-            list.
+        model: A model's file, a PyTorch model (``script.py:function``), or a pattern of files (``*``, ``?``, ``[...]``,
+            ``**`` for any folders); relative to the list.
         precisions: Precisions to build.
         backends: Back ends to build for; each with each precision.
         profiles: Shapes to build for; the model's own by default.
@@ -107,7 +108,18 @@ class ListedModel(DataConfig):
         """The convert config of one build."""
         options: BackendOptions = self.onnxruntime if backend == "onnxruntime" else self.tensorrt
         minutes = self.policy.timeout_minutes
-        names = ("data", "input_shapes", "iterations", "seed", "metric", "labels", "loss", "golden")
+        names = (
+            "data",
+            "input_shapes",
+            "input_dtypes",
+            "iterations",
+            "seed",
+            "val_range",
+            "metric",
+            "labels",
+            "loss",
+            "golden",
+        )
         same = {name: getattr(self, name) for name in names}
         return ConvertConfig(
             build=BuildConfig(
@@ -154,7 +166,8 @@ class ModelList(Record):
         for entry, line in zip(self.models, self.lines):
             # The pattern without the escapes of glob.escape()
             plain = Path(re.sub(r"\[([*?[])\]", r"\1", entry.model))
-            files = [str(plain)] if plain.is_file() else sorted(glob.glob(entry.model, recursive=True))
+            is_one = plain.is_file() or SCRIPT.fullmatch(str(plain)) is not None
+            files = [str(plain)] if is_one else sorted(glob.glob(entry.model, recursive=True))
             missing = [] if files else [f"model: {plain} matches no file."]
             for key in _PATHS:
                 # A script is followed by the name of its function.

@@ -10,6 +10,7 @@ from trtops import errors
 from trtops.backend.base import BuildRequest, Caches
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
+from trtops.calibration.data import is_same_source
 from trtops.comparator.results import RunResults
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.evaluation.check import CheckConfig
@@ -18,11 +19,6 @@ from trtops.ops.result import run_step
 from trtops.spec import BuildConfig, BuildSpec, Environment, OptimizationProfile
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, run_id_of
-
-
-def is_same_source(first: str | None, second: str | None) -> bool:
-    """Return True for one data source; two sources in memory may have equal texts."""
-    return first is second or (first == second and type(first) is str)
 
 
 class CommandData:

@@ -18,7 +18,7 @@ from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.evaluation.kept_layers import KeptLayersResult, LayerCost
-from trtops.ops.result import OnProgress, model_file, op_run, run_step, tracker_or_default
+from trtops.ops.result import OnProgress, model_file, model_source, op_run, run_step, tracker_or_default
 from trtops.record import setting
 from trtops.spec import BackendName, BuildConfig, OptimizationProfile
 from trtops.tables import counted, listed
@@ -91,7 +91,7 @@ class SensitivityResult(KeptLayersResult):
 
 @checked_arguments
 def sensitivity(
-    model: str | Path,
+    model: str | Path | Model,
     calibration_cache: str | CalibrationCache,
     config: SensitivityConfig = SensitivityConfig(),
     *,
@@ -117,11 +117,13 @@ def sensitivity(
     with op_run(tracker, experiment, name, kind="sensitivity", model=path, tags=tags, parent=parent) as op:
         run = op.run
         run.log_params(config)
-        loaded = run_step("load", Model.load, path)
+        loaded = run_step("load", Model.load, model)
         run.set_tags({schema.Tag.MODEL_SHA256: loaded.info.sha256})
         cache = load_cache(calibration_cache, tracker) if isinstance(calibration_cache, str) else calibration_cache
         result = run_step("measure layers", _measure, loaded, cache, config, progress)
-        result = replace(result, title=f"sensitivity {path.name}", subject=str(path), options=arguments_of(config))
+        result = replace(
+            result, title=f"sensitivity {path.name}", subject=model_source(model), options=arguments_of(config)
+        )
         result.log_layers(run, schema.Artifact.SENSITIVITY)
         numbers = {"error": result.error, "error_kept": result.error_kept}
         counts = {"kept": len(result.keep), "layers": len(result.layers)}

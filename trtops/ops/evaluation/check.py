@@ -12,7 +12,6 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import BaseRunner, Feed
-from trtops.backend.torch.export import export_of
 from trtops.calibration.data import data_source
 from trtops.comparator.arrays import as_arrays, copied
 from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, compare_outputs, iterations_of
@@ -22,7 +21,7 @@ from trtops.comparator.tasks.outputs import TaskOutputs
 from trtops.comparator.tasks.scores import Decision, TaskScore, metric_names, parse_loss, score_tasks, task_metrics
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
-from trtops.ops.evaluation.export_check import ExportCheck, check_export
+from trtops.ops.evaluation.export_check import ExportCheck, ExportedModel
 from trtops.ops.evaluation.limits import NoiseLimits
 from trtops.ops.evaluation.power import Power, measure_power
 from trtops.ops.evaluation.precision_check import PrecisionCheck
@@ -312,10 +311,7 @@ def assess(
             name, [output.name for output in report.outputs], "The tolerances are for an output that does not exist:"
         )
     evidence, data_iterations, foreign = None, report.iterations, ""
-    export = None if right is None or feeds is None else export_of(right.model.path)
-    exported = None
-    if export is not None and right is not None and feeds is not None:
-        exported = run_step("check export", check_export, export, right.model, feeds)
+    exported = right.model.check if right is not None and isinstance(right.model, ExportedModel) else None
     elements = sum(statistics.elements for statistics in report.statistics.values())
     if right is not None and config.golden is not None and not report:
         model_report = compare_outputs(*undefined.comparable(right.plain, aligned_golden), tolerances)

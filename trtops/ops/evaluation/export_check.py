@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -17,6 +17,7 @@ import numpy as np
 from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.edit import set_outputs
+from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_outputs, reference_runner
 from trtops.comparator.report import ComparisonReport, Tolerances, compare_outputs, iterations_of
 from trtops.comparator.results import IterationResult, RunResults
@@ -31,11 +32,18 @@ from trtops.verdict import Verdict
 if TYPE_CHECKING:
     import onnx
 
-    from trtops.backend.onnx.model import Model
     from trtops.backend.runner import Feed
     from trtops.backend.torch.export import Export
 
 LossKind: TypeAlias = Literal["values", "constant", "training", "input", "state"]
+REMEDIES: Mapping[LossKind, str] = {
+    "values": "report the module that differs to the makers of the exporter, or write it in other operators",
+    "constant": "compute with tensors what depends on the size (torch.cond, torch.arange), or build for one size",
+    # Advice for the user: the method of a module that leaves training mode.
+    "training": "call eval() before torch.export.export, and pass training=self.training to dropout",
+    "input": "give the export every input under the name of its parameter",
+    "state": "make the state an input and an output of forward",
+}
 Arrays: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
 _LARGEST_INPUT = 1 << 24  # of an input at another size
@@ -75,11 +83,29 @@ class ExportCheck(Record):
         texts = [loss.text for loss in self.losses] or list(self.report.reasons)
         return tuple(f"PyTorch to ONNX: {text}" for text in texts)
 
+    @property
+    def remedy(self) -> str:
+        """What to change in the module or its export."""
+        return REMEDIES[self.losses[0].kind if self.losses else "values"]
+
     def sentence(self) -> str:
         """The numbers in a line."""
         sizes = f" and {counted(len(self.other_sizes), 'other size')}" if self.other_sizes else ""
         numbers = self.report.decided_by if self.report.outputs else "no output can be compared"
         return f"PyTorch to ONNX: {self.verdict} ({numbers}; {counted(self.feeds, 'feed')}{sizes})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedModel(Model):
+    """The ONNX model of a PyTorch model, with the comparison of both."""
+
+    exported_from: str  # what commands name: script.py:function, or a file
+    check: ExportCheck
+
+    @property
+    def source(self) -> str:
+        """What commands name."""
+        return self.exported_from
 
 
 def check_export(export: Export, model: Model, feeds: Iterable[Feed]) -> ExportCheck:

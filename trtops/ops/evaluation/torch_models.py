@@ -5,69 +5,96 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtops import errors
+from trtops.backend.engines import newest_opset
+from trtops.backend.onnx.model import Model
 from trtops.backend.torch.module import TorchModel
-from trtops.calibration.data import ArraysInMemory
+from trtops.calibration.data import ArraysInMemory, is_same_source
 from trtops.metadata import TensorMetadata
 from trtops.ops.evaluation.data import Feeds, open_feeds
-from trtops.ops.evaluation.export_check import fixed_axes
-from trtops.spec import OptimizationProfile
+from trtops.ops.evaluation.export_check import ExportedModel, check_export, fixed_axes
+from trtops.ops.result import run_step, step_time
+from trtops.spec import BuildConfig, OptimizationProfile
 
 if TYPE_CHECKING:
     from trtops.backend.runner import Feed
-    from trtops.backend.torch.export import Example
+    from trtops.backend.torch.export import Example, Export
 
 
-_FEEDS = 64  # whose shapes decide which axes of given data are dynamic
+_FEEDS = (
+    64  # of data, whose shapes decide which axes are dynamic; of calibration data, those that an export is checked on
+)
 
 
-def exported(source: Any, config: Any, profiles: Sequence[OptimizationProfile] = ()) -> tuple[Path, Any]:
+def exported(
+    source: Any, config: Any, build: BuildConfig | None = None, profiles: Sequence[OptimizationProfile] = ()
+) -> tuple[Export, Any]:
     """Export a PyTorch model with the inputs of a config.
 
     Args:
         source: A module, a program, ``script.py:function``, or a ``.pt2`` file.
         config: The config of an op, with data, shapes and profiles; other values count as none.
-        profiles: Optimization profiles of a config without a build.
+        build: The build of an op whose config has none.
+        profiles: Optimization profiles without a build.
 
     Returns:
-        The exported file, and the config, whose data is not opened again.
+        The export, and the config, whose data is not opened again.
     """
     from trtops.backend.torch.export import export
 
     model = TorchModel.open(source)
-    check = getattr(config, "check", config)
-    build = getattr(config, "build", None)
-    data = getattr(check, "data", None) or getattr(config, "calibration_data", None)
-    feeds = None if data is None else open_feeds(data, TensorMetadata())
-    profiles = profiles if build is None else build.profiles
+    check, build = getattr(config, "check", config), getattr(config, "build", build)
+    data, calibration = getattr(check, "data", None), getattr(config, "calibration_data", None)
+    is_same = data is not None and is_same_source(data, calibration)
+    feeds = None if (data or calibration) is None else open_feeds(data or calibration, TensorMetadata())
+    profiles = (getattr(config, "profiles", ()) or profiles) if build is None else build.profiles
     shapes, types = getattr(check, "input_shapes", {}), getattr(check, "input_dtypes", {})
     example = _example(model, feeds, shapes, types, profiles)
-    result = export(model, example, None if build is None else _opset(build.backend))
+    result = export(model, example, None if build is None else newest_opset(build.backend))
     if result.fixed:
         reasons = "; ".join(loss.text for loss in fixed_axes(result))
         raise errors.InvalidModelError(
             f"PyTorch to ONNX: {reasons}. The data and profiles have other sizes. Compute with tensors what depends on "
             "the size, or give one size only."
         )
-    if feeds is not None and getattr(check, "data", None) is not None:
-        opened = ArraysInMemory(check.data)
+    if feeds is not None and (result.dropped or not isinstance(data or calibration, ArraysInMemory)):
+        opened = ArraysInMemory(data or calibration)
         inputs = result.inputs
         opened.feeds = Feeds(feeds.source, lambda: ({n: feed[n] for n in feed if n in inputs} for feed in feeds))
-        check = replace(check, data=opened)
-        config = replace(config, check=check) if hasattr(config, "check") else check
-    return result.path, config
+        if data is not None:
+            check = replace(check, data=opened)
+            config = replace(config, check=check) if hasattr(config, "check") else check
+        if data is None or is_same:
+            config = replace(config, calibration_data=opened)
+    return result, config
 
 
-def _opset(backend_name: str) -> int | None:
-    """The opset of the installed release of a back end; None for the exporter's own."""
-    from trtops.backend.engines import newest_opset
+def exported_model(
+    source: Any, config: Any, build: BuildConfig | None = None, *, allow_bad: bool = False
+) -> tuple[ExportedModel, Any]:
+    """Export a PyTorch model, and compare it with its export on the config's data; returns as :func:`exported`.
 
-    return newest_opset(backend_name)
+    InvalidModelError if the export does not repeat the module, unless that is allowed.
+    """
+    with step_time("export"):
+        export, config = exported(source, config, build)
+        model = Model.load(export.path)
+    check, profiles = getattr(config, "check", config), getattr(getattr(config, "build", build), "profiles", ())
+    if check.data is None and getattr(config, "calibration_data", None) is not None:
+        check = replace(check, data=open_feeds(config.calibration_data, TensorMetadata()).first(_FEEDS))
+    feeds = check.open_for(model, profiles=profiles)
+    result = run_step("check export", check_export, export, model, feeds)
+    if result.verdict == "bad" and not allow_bad:
+        raise errors.InvalidModelError(
+            f"The export of {result.source} does not repeat the module, so nothing is built. "
+            f"{'; '.join(result.reasons)}. Remedy: {result.remedy}."
+        )
+    exported_from = str(export.path) if export.model.is_object else export.model.source
+    return ExportedModel(**vars(model), exported_from=exported_from, check=result), config
 
 
 def _example(

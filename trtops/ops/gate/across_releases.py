@@ -34,7 +34,7 @@ from trtops.tracking import builds, schema
 from trtops.tracking.base import EngineQuery, Tracker
 from trtops.tracking.builds import find_model
 
-Candidate: TypeAlias = Callable[[], tuple[str | Path, GateConfig]]
+Candidate: TypeAlias = Callable[[], tuple[str | Path | Model, GateConfig]]
 
 _IN_OUTPUTS = {"build", "reference", "accepted outputs", "self-check", "interface"}
 _NOT_OF_THE_RELEASE = {"accepted", "device", "release"}  # what could not be opened or installed
@@ -66,7 +66,7 @@ def accepted_candidates(
     query = EngineQuery(kernel=kernel, accepted=True)
     having = {info.id for info, _ in tracker.engines(query)} if kernel else None
 
-    def opened(run_id: str) -> tuple[Path, GateConfig]:
+    def opened(run_id: str) -> tuple[str | Path | Model, GateConfig]:
         build = builds.load_build(tracker.load(run_id), engine=False).spec.config
         accepted_config = replace(config, build=build, accepted=run_id, release=releases[-1], others=tuple(releases))
         return find_model(tracker, tracker.info(run_id)), accepted_config

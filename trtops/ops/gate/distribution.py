@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtops import errors
+from trtops.backend.onnx.model import Model
 from trtops.ops.campaign.diff_tactics import diff_body, log_diff
 from trtops.ops.gate.findings import EVIDENCE, Decision, Finding, FindingOutcome
 from trtops.ops.gate.measurement import GateSession
@@ -17,7 +18,7 @@ from trtops.ops.gate.policy import GateConfig, Policy
 from trtops.ops.gate.releases import HERE, name_of
 from trtops.ops.gate.result import GateResult
 from trtops.ops.gate.tolerance import CONFIDENCE, BuildShare, ShareDecision, decide_share, shown_share
-from trtops.ops.result import model_file, op_run, run_step
+from trtops.ops.result import model_file, model_source, op_run, run_step
 from trtops.record import Record
 from trtops.reports.document import Section, Table
 from trtops.tactics.diff import diff
@@ -88,7 +89,7 @@ class DistributionResult(GateResult):
 
 
 def gate_builds(
-    model: str | Path,
+    model: str | Path | Model,
     config: GateConfig,
     *,
     tracker: Tracker,
@@ -114,8 +115,8 @@ def gate_builds(
     ):
         op.run.log_params({"release": name_of(config.release), "policy": config.policy.digest, **build_share.to_dict()})
         where = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": op.run.id, "session": session}
-        several = _Builds(path, config, tracker, where)
-        first = several.add("first", path, config)  # finds the accepted engine, and shows if the data prove anything
+        several = _Builds(model, config, tracker, where)
+        first = several.add("first", model, config)  # finds the accepted engine, and shows if the data prove anything
         is_stopped = any((finding.subject, finding.outcome) in _STOPS for finding in first.findings)
         candidate_config = several.fixed_to_reference(first)
         reference, table = candidate_config.accepted, several.table
@@ -123,7 +124,7 @@ def gate_builds(
         decision: ShareDecision = "open"
         while not is_stopped and decision == "open" and len(table) < build_share.builds and several.minutes_left() > 0:
             keep_model = config.keep_model and not holder
-            built = several.add("candidate", path, replace(candidate_config, keep_model=keep_model))
+            built = several.add("candidate", model, replace(candidate_config, keep_model=keep_model))
             is_alone = built.measured is not None and built.measured.accepted is None
             if candidate_config.accepted is None and built.decision == "accept" and is_alone:
                 candidate_config = replace(candidate_config, accepted=built.holder)
@@ -136,7 +137,7 @@ def gate_builds(
             share = shown_share(build_share, len(table), outside + unclear)
         result = DistributionResult(
             title=f"gate {path.name} {label}",
-            subject=str(path),
+            subject=model_source(model),
             findings=first.findings,
             policy=config.policy,
             precision=config.build.precision,
@@ -165,7 +166,7 @@ def gate_builds(
 class _Builds:
     """The builds of one gate so far. ``table`` has the tactics of the candidate's."""
 
-    path: Path
+    model: str | Path | Model
     config: GateConfig
     tracker: Tracker
     where: Mapping[str, Any]  # options of the gate of each build
@@ -178,7 +179,7 @@ class _Builds:
         """The minutes until the end of the budget."""
         return max(0.0, self.config.minutes - (time.perf_counter() - self.began) / 60)
 
-    def add(self, of: str, model: Path, config: GateConfig) -> GateResult:
+    def add(self, of: str, model: str | Path | Model, config: GateConfig) -> GateResult:
         """Build and gate once more."""
         # The time that is left, shared by builds to come that need timing if these stay as frequent as they were, but
         # enough to build one and to decide on it. Without the first one there is nothing to compare with.
@@ -224,7 +225,7 @@ class _Builds:
         stored = tracker.info(first.holder if accepted is None else accepted.run_id)
         source = builds.load_build(tracker.load(stored.id), engine=False)
         same_model = source.spec.model_sha256 == first.measured.candidate.model_sha256
-        model = self.path if same_model else find_model(tracker, stored)
+        model = self.model if same_model else find_model(tracker, stored)
         again = replace(config, build=source.spec.config, accepted=stored.id, keep_model=False)
         config = replace(config, accepted=stored.id)
         # Builds that are bad for anything but their latency or size are no reference.

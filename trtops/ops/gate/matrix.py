@@ -1,5 +1,6 @@
 """Gate several candidates: every combination of models, precisions and releases, in one table."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,10 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.backend.torch import is_torch_model, model_name
 from trtops.ops.arguments import checked_arguments
+from trtops.ops.evaluation.torch_models import exported_model
 from trtops.ops.gate.across_releases import Candidate, Regression, accepted_candidates, explain
 from trtops.ops.gate.distribution import gate_builds
 from trtops.ops.gate.findings import Finding
@@ -17,7 +21,7 @@ from trtops.ops.gate.op import gate, registered
 from trtops.ops.gate.policy import GateConfig
 from trtops.ops.gate.releases import name_of
 from trtops.ops.gate.result import DECIDED, EXIT_CODES, GateResult
-from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
+from trtops.ops.result import OnProgress, OpResult, model_file, op_run, run_step, tracker_or_default
 from trtops.reports.document import Section, Table
 from trtops.spec import Precision
 from trtops.tracking import schema
@@ -95,7 +99,7 @@ class MatrixResult(OpResult):
 
 @checked_arguments
 def gate_all(
-    models: Sequence[str | Path],
+    models: Sequence[str | Path | Model],
     config: GateConfig = GateConfig(),
     *,
     releases: Sequence[str] = (),
@@ -120,12 +124,19 @@ def gate_all(
     if len({*names}) < len(releases):
         raise errors.ConfigError(f"Two releases have the same name ({', '.join(names)}); give each file its own.")
     gate_one = gate if config.distribution.builds == 1 else gate_builds
-    combinations = [
-        (model, replace(config, build=replace(config.build, precision=precision), release=release))
-        for model, precision, release in product(models, precisions or (config.build.precision,), releases)
-    ]
+
+    @functools.cache
+    def exported(index: int) -> tuple[str | Path | Model, GateConfig]:
+        """A model and its config; a PyTorch model is exported and checked once."""
+        return exported_model(models[index], config) if is_torch_model(models[index]) else (models[index], config)
+
+    def combined(index: int, precision: Precision, release: str) -> tuple[str | Path | Model, GateConfig]:
+        model, opened = exported(index)
+        return model, replace(opened, build=replace(opened.build, precision=precision), release=release)
+
+    combinations = [*product(range(len(models)), precisions or (config.build.precision,), releases)]
     if len(combinations) == 1:
-        [(model, gate_config)] = combinations
+        model, gate_config = combined(*combinations[0])
         if not gate_config.release and getattr(gate_config.build.options, "on_gpu", False):
             engine_backend(gate_config.build.backend).environment(gate_config.build)  # a missing device leaves no run
         return run_step("gate", gate_one, model, gate_config, tracker=tracker, experiment=experiment, tags=tags)
@@ -134,24 +145,24 @@ def gate_all(
     experiment = experiment or "gate"
     with op_run(tracker, experiment, "gate matrix", kind="gate_matrix", tags=tags) as op:
         run = op.run
-        run.log_params({"models": list(map(str, models)), "releases": names})
+        run.log_params({"models": list(map(model_name, models)), "releases": names})
         where = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": run.id}
         # Registered at the end: otherwise a later candidate would be compared with an earlier one.
         config, is_registering = replace(config, register=False), config.register and bool(models)
         results, regressions = list[GateResult](), list[Regression]()
         candidates: list[tuple[str, Candidate]] = [
-            (str(combination[0]), partial(lambda pair: pair, combination)) for combination in combinations
+            (model_name(models[combination[0]]), partial(combined, *combination)) for combination in combinations
         ]
         candidates = candidates or [*accepted_candidates(config, releases, tracker, kernel)]
         for subject, opened in candidates:
             gate_config, label = replace(config, release=releases[-1]), ""
             try:
                 model, gate_config = opened()
-                label = f"gate {Path(model).stem} {gate_config.build.precision} {name_of(gate_config.release)}"
+                label = f"gate {model_file(model).stem} {gate_config.build.precision} {name_of(gate_config.release)}"
                 gate_config = replace(gate_config, register=False, others=(*gate_config.others, *releases))
                 result = run_step(label, gate_one, model, gate_config, **where)  # type: ignore[arg-type]
                 if not models and result.decision == "refuse":
-                    cause = explain(subject, Path(model), gate_config, result, releases, where)
+                    cause = explain(subject, model_file(model), gate_config, result, releases, where)
                     regressions += [] if cause is None else [cause]
             except errors.TrtopsError as exc:  # an unreadable model only ends its own combinations
                 result = GateResult(

@@ -30,7 +30,7 @@ R = TypeVar("R", bound=GateResult)
 
 @checked_arguments
 def gate(
-    model: str | Path,
+    model: str | Path | Model,
     config: GateConfig = GateConfig(),
     *,
     tracker: Tracker | None = None,
@@ -71,7 +71,7 @@ def gate(
     options = arguments_of(config.build) | arguments_of(config.check)
     with op_run(tracker, experiment, name, kind="gate", model=path, tags=tags, parent=parent) as op:
         run = op.run
-        loaded = run_step("load", Model.load, path)
+        loaded = run_step("load", Model.load, model)
         check_names(loaded, config.build, config.check)
         config = replace(config, build=config.check.profiled(config.build, loaded, config.calibration_data))
         devices = ",".join(config.devices)
@@ -94,7 +94,7 @@ def gate(
             findings += tuple(finding for finding in evaluated if finding.subject not in ended)
         result = GateResult(
             title=f"gate {path.name} {precision} {release}",
-            subject=model_source(path),
+            subject=model_source(model),
             findings=findings,
             policy=config.policy,
             precision=precision,

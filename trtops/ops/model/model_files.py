@@ -23,8 +23,6 @@ Source: TypeAlias = "str | Path | Model | onnx.ModelProto"
 
 def open_model(source: Source) -> Model:
     """Load a model; a loaded one is returned as it is."""
-    if isinstance(source, Model):
-        return source
     return Model.from_proto(source) if isinstance(source, ModelProto) else Model.load(source)
 
 

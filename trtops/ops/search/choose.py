@@ -22,6 +22,7 @@ from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import is_quantized, quantizable_layers
 from trtops.backend.ratio import UNDISTURBED
+from trtops.backend.torch import is_torch_model, model_name
 from trtops.comparator.tasks.scores import parse_loss
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
@@ -31,7 +32,7 @@ from trtops.ops.engines.sensitivity import SensitivityConfig, sensitivity
 from trtops.ops.evaluation.check import CheckConfig, EngineConfig, Evaluation, evaluation_metrics
 from trtops.ops.evaluation.data import DataConfig
 from trtops.ops.facts import Facts, SharedReads
-from trtops.ops.result import OnProgress, OpResult, model_file, op_run, run_step, tracker_or_default
+from trtops.ops.result import OnProgress, OpResult, model_file, model_source, op_run, run_step, tracker_or_default
 from trtops.ops.search.precision import PrecisionConfig, precision
 from trtops.record import Record, setting
 from trtops.reports.document import Chart, Point, Section, Table, Tone
@@ -246,7 +247,7 @@ class ChooseListResult(OpResult):
 
 @checked_arguments
 def choose(
-    model: str | Path,
+    model: str | Path | Model,
     config: ChooseConfig = ChooseConfig(),
     *,
     tracker: Tracker | None = None,
@@ -266,7 +267,7 @@ def choose(
     """
     tracker = tracker_or_default(tracker)
     path = model_file(model)
-    loaded = run_step("load", Model.load, path)
+    loaded = run_step("load", Model.load, model)
     check_names(loaded, config.build, config.check)
     has_metric = bool(config.check.metric or config.check.labels)
     check = replace(config.check, plots="never", loss=config.loss if has_metric else None)
@@ -278,9 +279,11 @@ def choose(
         op.run.log_params(config)
         log_model(op.run, loaded, keep=True)  # once, for all candidates
         logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": op.run.id}
-        choice = _Choice(path, config, check, data, logged, op.run, earlier, progress)
+        choice = _Choice(model, config, check, data, logged, op.run, earlier, progress)
         choice.run_all()
-        result = replace(choice.result(), title=f"choose {path.name}", subject=str(path), options=arguments_of(config))
+        result = replace(
+            choice.result(), title=f"choose {path.name}", subject=model_source(model), options=arguments_of(config)
+        )
         if result.chosen is not None and result.chosen.p50_ms is not None:
             op.run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): result.chosen.p50_ms})
         return op.finish(result, artifact=schema.Artifact.CHOOSE, evaluated=True)
@@ -288,7 +291,7 @@ def choose(
 
 @checked_arguments
 def choose_all(
-    models: Sequence[str | Path],
+    models: Sequence[str | Path | Model],
     config: ChooseConfig = ChooseConfig(),
     *,
     tracker: Tracker | None = None,
@@ -301,26 +304,30 @@ def choose_all(
     Patterns such as ``models/*.onnx`` stand for their files. A model that fails does not stop the others.
     """
     tracker = tracker_or_default(tracker)
-    paths = [path for model in models for path in (sorted(glob.glob(str(model))) or [str(model)])]
+    sources = list[Any]()
+    for model in models:
+        sources += [model] if is_torch_model(model) else sorted(glob.glob(str(model))) or [str(model)]
     logged: dict[str, Any] = {"tracker": tracker, "experiment": experiment, "tags": tags}
-    if len(paths) == 1:
-        return choose(paths[0], config, progress=progress, **logged)
+    if len(sources) == 1:
+        return choose(sources[0], config, progress=progress, **logged)
     if config.resume is not None:
-        raise errors.ConfigError(f"resume is a run of one model, but there are {len(paths)} models.")
+        raise errors.ConfigError(f"resume is a run of one model, but there are {len(sources)} models.")
     with op_run(tracker, experiment or "choose", "choose list", kind="choose", tags=tags) as op:
         results = list[ChooseResult]()
-        for number, path in enumerate(paths, start=1):
+        for number, source in enumerate(sources, start=1):
             try:
-                results.append(choose(path, config, parent=op.run.id, **{**logged, "experiment": op.experiment}))
+                results.append(choose(source, config, parent=op.run.id, **{**logged, "experiment": op.experiment}))
             except errors.ScriptError:  # each model would meet it
                 raise
             except errors.TrtopsError as exc:
                 failed = Candidate(label="model", build=config.build, outcome="error", reason=str(exc).splitlines()[0])
-                failure = ChooseResult(chosen=None, candidates=(failed,), by_metric=False, seconds=0.0, subject=path)
+                failure = ChooseResult(
+                    chosen=None, candidates=(failed,), by_metric=False, seconds=0.0, subject=model_name(source)
+                )
                 results.append(failure)
             if progress is not None:
-                progress(number, len(paths))
-        list_result = ChooseListResult(title=f"choose {counted(len(paths), 'model')}", results=tuple(results))
+                progress(number, len(sources))
+        list_result = ChooseListResult(title=f"choose {counted(len(sources), 'model')}", results=tuple(results))
         return op.finish(list_result, artifact=schema.Artifact.CHOOSE_LIST)
 
 
@@ -341,7 +348,7 @@ def _recorded(tracker: Tracker, run: str, model: Model) -> dict[str, Candidate]:
 class _Choice:
     """One choice under way."""
 
-    path: Path
+    model: str | Path | Model
     config: ChooseConfig
     check: CheckConfig
     data: CommandData
@@ -452,7 +459,7 @@ class _Choice:
 
         cache = self.config.calibration_cache if candidate.build.calibrates else None
         config = ConvertConfig(build=candidate.build, check=self.check, calibration_cache=cache, keep_model=False)
-        result = convert(self.path, config, opened=self.data, built=keep_engine, **self.logged)
+        result = convert(self.model, config, opened=self.data, built=keep_engine, **self.logged)
         loss = _loss_of(result.evaluation)
         outcome: Outcome = {"good": "within", "unproven": "unproven"}.get(result.verdict, "beyond")  # type: ignore[assignment]
         reason = "; ".join(result.reasons[:2])
@@ -480,12 +487,12 @@ class _Choice:
             if name in ("fp16", "bf16"):
                 lowered: Any = name
                 search = PrecisionConfig(to=lowered, profiles=build.profiles, **shared)
-                keep: Sequence[str] = precision(str(self.path), search, **self.logged).keep
+                keep: Sequence[str] = precision(self.model, search, **self.logged).keep
             else:
                 budget = self.config.max_loss if self.check.loss is None and self.config.loss else None
                 budget = (candidate.loss or 0.01) / 4 if budget is None else budget
                 config = SensitivityConfig(budget=budget, style=build.backend, keep=build.keep, **shared)
-                keep = sensitivity(self.path, f"run:{candidate.run_id}", config, **self.logged).keep
+                keep = sensitivity(self.model, f"run:{candidate.run_id}", config, **self.logged).keep
         except errors.TrtopsError as exc:
             self.attempt(label, build, f"no layers to keep were found: {exc}")
             return

@@ -53,9 +53,10 @@ def search_run(
     """
     # The run begins before the model is read, and records an unreadable one as its error.
     if file is None and not isinstance(model, ModelProto):
-        file = model.path if isinstance(model, Model) else model_file(model)
+        file = model_file(model) if not isinstance(model, Model) or model.path else None
     name = Path(file).stem if file is not None else model.name if isinstance(model, Model) else "model"
+    source = str(file or "") if isinstance(model, ModelProto) else model_source(model) or str(file or "")
     run_name = f"{name} {kind} {side}".rstrip()
     title = f"{kind} {name if file is None else Path(file).name}"
     with op_run(tracker, experiment or name, run_name, kind=kind, model=file, tags=tags, parent=parent) as op:
-        yield SearchRun(op, run_step("load", open_model, model), title, model_source(file or ""))
+        yield SearchRun(op, run_step("load", open_model, model), title, source)

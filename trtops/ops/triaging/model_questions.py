@@ -17,13 +17,12 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import constant_tensors, label, node_name
 from trtops.backend.onnxrt.runner import reference_outputs
-from trtops.backend.torch.export import export_of
 from trtops.calibration.data import data_source
 from trtops.comparator.report import Tolerances, compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.data import naming_assumed
-from trtops.ops.evaluation.export_check import LossKind, check_export
+from trtops.ops.evaluation.export_check import ExportedModel
 from trtops.ops.evaluation.undefined import NanRows, random_nodes
 from trtops.ops.model.lint import lint
 from trtops.ops.search.accuracy import AccuracyConfig, accuracy, reference
@@ -34,27 +33,17 @@ from trtops.tables import counted
 
 Outputs: TypeAlias = Sequence[Mapping[str, Any]]
 
-_REMEDIES: Mapping[LossKind, str] = {
-    "values": "report the module that differs to the makers of the exporter, or write it in other operators",
-    "constant": "compute with tensors what depends on the size (torch.cond, torch.arange), or build for one size",
-    # Advice for the user: the method of a module that leaves training mode.
-    "training": "call eval() before torch.export.export, and pass training=self.training to dropout",
-    "input": "give the export every input under the name of its parameter",
-    "state": "make the state an input and an output of forward",
-}
 _FAILING_NODE = re.compile(r"running \S+ node\. Name:'([^']*)'")  # in errors of ONNX Runtime
 
 
 def ask_export(subject: Subject) -> Step:
     """Whether the ONNX model repeats the PyTorch module that it was exported from."""
-    export = export_of(subject.path)
-    assert export is not None
-    check = check_export(export, subject.model, subject.feeds)
+    assert isinstance(subject.model, ExportedModel)
+    check = subject.model.check
     if check.verdict == "good":
         return Step("yes", (f"{check.sentence()}.",))
     places = tuple(loss.place for loss in check.losses if loss.place)
-    remedy = _REMEDIES[check.losses[0].kind if check.losses else "values"]
-    return Step("no", first_lines(check.reasons), kind="export", places=places, remedy=remedy)
+    return Step("no", first_lines(check.reasons), kind="export", places=places, remedy=check.remedy)
 
 
 def ask_data(subject: Subject) -> Step:

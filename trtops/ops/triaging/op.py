@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trtops import errors
-from trtops.backend.torch.export import export_of
+from trtops.backend.onnx.model import Model
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import check_source
-from trtops.ops.result import model_file, op_run
+from trtops.ops.evaluation.export_check import ExportedModel
+from trtops.ops.result import model_file, model_source, op_run
 from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
 from trtops.ops.triaging.result import NOT_ANSWERED, Step, TriageConfig, TriageResult
@@ -82,7 +83,7 @@ QUESTIONS: dict[str, Question] = {
 
 @checked_arguments
 def triage(
-    model: str | Path,
+    model: str | Path | Model,
     config: TriageConfig = TriageConfig(),
     *,
     tracker: Tracker | None = None,
@@ -105,14 +106,14 @@ def triage(
     check_source(config.check.data)
     path = model_file(model)
     experiment = experiment or path.stem
-    subject = Subject(path, config, store, experiment, tags or {})
+    subject = Subject(model, config, store, experiment, tags or {})
     steps: list[Step] = []
     try:
         with op_run(store, experiment, f"{path.stem} triage", kind="triage", model=path, tags=tags) as op:
             run = op.run
             run.set_tags({schema.Tag.MODEL_SHA256: subject.model.info.sha256})
             run.log_params({"model": path.name, **config.build.to_dict()})
-            name = "data" if export_of(path) is None else "export"
+            name = "export" if isinstance(subject.model, ExportedModel) else "data"
             while name:
                 question = QUESTIONS[name]
                 if progress is not None:
@@ -176,7 +177,7 @@ def _left_open(subject: Subject, name: str, question: Question, builds: int, cos
     """Return the step of a question that there is no time for, with its command and its cost."""
     options, low = arguments_of(subject.config), engine.low_precision(subject)
     experiment = None if isinstance(subject.tracker, MemoryTracker) else subject.experiment
-    target: dict[str, Any] = {"model": subject.path, "experiment": experiment}
+    target: dict[str, Any] = {"model": model_source(subject.source), "experiment": experiment}
     if question.verb == "check lint":
         command = NextStep(question.verb, {"model": subject.path})
     elif question.verb == "debug accuracy":

@@ -27,7 +27,7 @@ from trtops.ops.engines.request import CommandData, read_cache_file
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
 from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.evaluation.right_model import RightModel
-from trtops.ops.result import model_source
+from trtops.ops.result import model_file, model_source
 from trtops.ops.search.submodel import EngineRunner
 from trtops.ops.triaging.result import TriageConfig
 from trtops.record import sha256_file
@@ -62,7 +62,7 @@ class EvaluatedEngine:
 class Subject:
     """A model under triage, the answers so far by question, and a folder for the smallest failing case."""
 
-    path: Path
+    source: str | Path | Model
     config: TriageConfig
     tracker: Tracker
     experiment: str
@@ -92,10 +92,15 @@ class Subject:
         """Options of an op for a run below the one of the question."""
         return {"tracker": self.tracker, "experiment": self.experiment, "tags": self.tags, "parent": self.parent}
 
+    @property
+    def path(self) -> Path:
+        """The ONNX file."""
+        return model_file(self.source)
+
     @cached_property
     def model(self) -> Model:
         """The model."""
-        return Model.load(self.path)
+        return Model.load(self.source)
 
     @cached_property
     def data(self) -> CommandData:
@@ -185,14 +190,14 @@ class Subject:
             timeout_seconds=None if config.minutes is None else max(self.seconds_left, 1.0),
         )
         opened = self.data if path is None else None
-        return convert(path or self.path, replace(convert_config, **changes), opened=opened, **self.below())
+        return convert(path or self.source, replace(convert_config, **changes), opened=opened, **self.below())
 
     def command(self, verb: str, **changes: Any) -> NextStep:
         """Return the command that builds or calibrates the engine on this data, with changes of its options."""
         options = arguments_of(self.config)
         # Convert has the options of triage.
         step = NextStep.after(
-            options, "triage" if verb == "convert" else verb, {"model": model_source(self.path), **changes}
+            options, "triage" if verb == "convert" else verb, {"model": model_source(self.source), **changes}
         )
         experiment = None if isinstance(self.tracker, MemoryTracker) else self.experiment
         return NextStep(verb, {**step.arguments, "experiment": experiment})

@@ -325,8 +325,9 @@ def _campaign(args: Options) -> Job:
     options = {"resume": args.resume, "allow_scripts": bool(args.allow_scripts), "progress": _say_progress}
     if args.resume and args.model_file is None:
         return op_job(args, "debug_build", None, None, store="reads", **options)
-    if loading.wants_onnx_changes(args) or loading.model_type(args) != "onnx":
-        raise UsageError("a campaign builds an unchanged ONNX file; change it first with `trtops surgeon`")
+    is_model = loading.model_type(args) in ("onnx", "torch") or ".py:" in args.model_file
+    if loading.wants_onnx_changes(args) or not is_model:
+        raise UsageError("a campaign builds an unchanged model; change its ONNX file first with `trtops surgeon`")
     for name in ("artifacts", "iter_info", "save_tactics"):
         if getattr(args, name):
             raise UsageError(f"--{name.replace('_', '-')}: a campaign records everything; see `trtops runs`")
