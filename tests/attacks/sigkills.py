@@ -91,7 +91,7 @@ IMPORT_SECONDS = 3.0
 SERVED = 0.1
 """Share of cases with a server, which may be killed as well."""
 
-# Imported before the forks, each of which would take three seconds for it.
+# Imported before the forks, since each would take three seconds for it.
 for library in ("onnxruntime", "pandas", "alembic.migration", "mlflow.store.model_registry.sqlalchemy_store"):
     importlib.import_module(library)
 
