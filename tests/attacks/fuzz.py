@@ -338,7 +338,12 @@ def _load_code() -> int:
         with_onnxruntime.load("m.onnx")
     except errors.InferenceError as exc:
         print(exc)
-        missing = ("not a registered function/op", "Could not find an implementation", "takes more than")
+        missing = (
+            "not a registered function/op",
+            "Could not find an implementation",
+            "takes more than",
+            "No opset import",
+        )
         return 2 if any(text in str(exc) for text in missing) else 1
     return 0
 

@@ -107,6 +107,11 @@ def test_custom_operators_are_unchecked_with_a_warning() -> None:
     assert layout["summary"] == {"passing": [first, "frob"], "failing": [], "unchecked": [last]}
     assert set(layout["lint_entries"][0]) == {"level", "source", "message", "nodes"}  # type: ignore[index, call-overload, arg-type]
 
+    without_domain = models.no_kernel().proto
+    [index] = [i for i, opset in enumerate(without_domain.opset_import) if opset.domain == "custom"]
+    del without_domain.opset_import[index]
+    assert "imports no operator set of the domain 'custom'" in messages(lint(without_domain), "warning")
+
 
 def test_structural_problems_are_errors(tmp_path: Path) -> None:
     names = models.conv_net().proto
