@@ -137,7 +137,10 @@ def translated(exc: Exception, location: str, target: str = "") -> errors.Tracki
         or (code == "TEMPORARILY_UNAVAILABLE" and "unable to open" not in text and "readonly" not in text)
     )
     if transient:
-        return errors.TrackingUnavailableError(f"{location} did not answer: {text:.500} Try again when it does.")
+        # Texts of the HTTP client hold several exceptions; the error of the operating system is the cause.
+        cause = re.search(r"\[Errno -?\d+\] ([\w ]+)", text)
+        reason = f"{cause[1]}." if cause else f"{text:.500}"
+        return errors.TrackingUnavailableError(f"{location} did not answer: {reason} Try again when it does.")
     if response is not None:
         return errors.LogError(f"{location} answered {response.status_code}: {text:.500}")
     return errors.StoreError(f"{location}: {text:.500}")
