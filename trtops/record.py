@@ -297,8 +297,10 @@ def _is_of(kind: Any, value: Any) -> bool:
     origin = typing.get_origin(kind) or kind
     if origin in (typing.Union, types.UnionType, typing.Literal):
         return False
+    if kind is Any or isinstance(kind, TypeVar):
+        return True
     if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
-        return kind is Any or isinstance(kind, TypeVar) or not isinstance(value, (int, float, bytes))
+        return not isinstance(value, (int, float, bytes))
     if isinstance(value, (str, bytes)) and kind is not origin:
         return False
     return isinstance(value, origin) and not (isinstance(value, bool) and origin in (int, float))

@@ -440,7 +440,7 @@ class _Run:
             if node.domain and all(node.domain != opset.domain for opset in self.model.opset_import):
                 message = (
                     f"The model imports no operator set of the domain {node.domain!r}, so ONNX's checker and ONNX "
-                    "Runtime refuse it; another back end may have a plugin. Add the domain to opset_import."
+                    f"Runtime refuse its {node.op_type}; another back end may have one. Add the domain to opset_import."
                 )
         entry = LintEntry(level=level, source="onnxruntime", message=message, nodes=(name,), op=node.op_type)
         for number, earlier in enumerate(self.entries):

@@ -116,11 +116,12 @@ def capability(
     if backend == "tensorrt":
         refused = dict(sorted(_refused_by_parser(Cutter(proto), None, Declared(proto, inputs)).items()))
     else:
-        reasons = {}
+        reasons = dict[str, str]()
         for entry in linting.lint(proto).entries:
-            # A node that fails while running on random values is supported.
-            if entry.source == "onnxruntime" and len(entry.nodes) == 1 and entry.level != "exception":
-                reasons[entry.nodes[0]] = entry.message
+            # A node that fails while running on random values is supported. Warnings without a type of nodes are about
+            # those that were not checked.
+            if entry.source == "onnxruntime" and (entry.level == "error" or (entry.level == "warning" and entry.op)):
+                reasons |= dict.fromkeys(entry.nodes, entry.message)
         refused = {i: reasons[node_name(node)] for i, node in enumerate(nodes) if node_name(node) in reasons}
     groups: dict[tuple[str, str], list[int]] = {}
     for index, reason in refused.items():

@@ -233,7 +233,9 @@ def has_piped_answers() -> bool:
     """Whether answers wait on standard input, which is a pipe or file; a silent pipe of a scheduler is not read."""
     stdin: Any = sys.stdin
     try:
-        return bool(select.select([stdin], [], [], 0.2)[0]) and bool(stdin.buffer.peek(1))
+        waiting = select.poll()  # `select` refuses descriptors above 1,023
+        waiting.register(stdin, select.POLLIN)
+        return bool(waiting.poll(200)) and bool(stdin.buffer.peek(1))
     except (OSError, ValueError, AttributeError):  # closed, or replaced
         return False
 
