@@ -159,7 +159,7 @@ class Tracker(Protocol):
 
 
 class SearchableTracker(ABC):
-    """The search that all trackers share."""
+    """The base class of trackers: turns the arguments of a search into a filter, which each applies in its own way."""
 
     def find(
         self,
@@ -172,10 +172,10 @@ class SearchableTracker(ABC):
         id_prefix: str = "",
     ) -> list[RunInfo]:
         """See :meth:`Tracker.find`."""
-        run_filter = RunFilter(
+        conditions = RunFilter(
             experiment=experiment, tags=tags or {}, parent=parent, status=status, id_prefix=id_prefix
-        )  # fmt: skip
-        return self.search(run_filter, limit)
+        )
+        return self.search(conditions, limit)
 
     @abstractmethod
     def search(self, run_filter: RunFilter, limit: int | None) -> list[RunInfo]:

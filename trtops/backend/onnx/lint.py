@@ -444,10 +444,7 @@ class _Run:
                 )
         entry = LintEntry(level=level, source="onnxruntime", message=message, nodes=(name,), op=node.op_type)
         for number, earlier in enumerate(self.entries):
-            if (earlier.level, earlier.message) == (
-                level,
-                message,
-            ):  # such as of the operator set, which all nodes have
+            if earlier.level == level and earlier.message == message:  # such as one about the operator set
                 op = node.op_type if node.op_type == earlier.op else ""
                 self.entries[number] = replace(earlier, nodes=(*earlier.nodes, name), op=op)
                 return

@@ -47,7 +47,9 @@ class Model:
     path: Path | None = None  # absolute; None for a model in memory
     _content: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
     _data_files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
-    _status: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)  # of each file; see unchanged()
+    _status: tuple[tuple[int, ...], ...] = field(
+        default=(), repr=False, compare=False
+    )  # of each file; see is_unchanged()
 
     @classmethod
     def load(cls, path: str | Path | Model) -> Model:

@@ -172,7 +172,7 @@ def model_as_built(model: Model, config: BuildConfig, calibration: bytes | None 
 def refuse_large(model: Model) -> None:
     """Raise EngineBuildError for a model with more weights than an engine of ONNX Runtime holds."""
     # ONNX Runtime widens 16-bit weights to FP32 on a CPU.
-    if is_large(model.proto(lean=True), widened=True):
+    if is_large(model.structure(), widened=True):
         raise errors.EngineBuildError(
             f"Model {model.name!r} has about 2 GiB of weights or more; ONNX Runtime's engine format holds at most 2 "
             "GiB. Build it with TensorRT."

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from trtops.backend.torch.export import Example, Export
 
 
-_FEEDS = (
-    64  # of data, whose shapes decide which axes are dynamic; of calibration data, those that an export is checked on
-)
+# Feeds whose shapes decide which axes are dynamic; of calibration data, also those on which an export is checked.
+_FEEDS = 64
 
 
 def exported(

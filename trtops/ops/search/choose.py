@@ -205,15 +205,8 @@ class ChooseResult(OpResult):
         for c in self.candidates:
             if c.p50_ms is not None and c.loss is not None and math.isfinite(c.loss):
                 points.append(Point(label=c.label, x=c.p50_ms, y=c.loss, tone=tones.get(c.outcome, "bad")))
-        x, y = "p50 in ms", self._kind
-        return Chart(
-            title="Latency and loss; the line is the frontier",
-            form="points",
-            x=x,
-            y=y,
-            points=tuple(points),
-            frontier=True,
-        )
+        title = "Latency and loss; the line is the frontier"
+        return Chart(title=title, form="points", x="p50 in ms", y=self._kind, points=tuple(points), frontier=True)
 
 
 @dataclass(frozen=True, kw_only=True)
