@@ -40,7 +40,7 @@ def model_type(args: Options) -> str:
         raise UsageError("no model is given. Options that take several words consume it as well: name it first")
     # A script may name its function: network.py:load_network.
     path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))
-    kind = args.model_type or _MODEL_TYPE_BY_SUFFIX.get(path.suffix.lower())
+    kind = getattr(args, "model_type", None) or _MODEL_TYPE_BY_SUFFIX.get(path.suffix.lower())
     if kind is None and path.is_dir():
         kind = "ckpt"
     if kind is None:
