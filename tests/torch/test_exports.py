@@ -102,7 +102,9 @@ def test_fault_of_a_script_is_a_sentence(
 
 
 def test_unfit_inputs_are_named_with_the_line() -> None:
-    with pytest.raises(errors.InferenceError, match=r"does not run on x float32 \[4, 5\] at modules.py:\d+: .*4x5 and 6x6"):
+    with pytest.raises(
+        errors.InferenceError, match=r"does not run on x float32 \[4, 5\] at modules.py:\d+: .*4x5 and 6x6"
+    ):
         checked(Case(modules.Norm, {"x": modules.floats(4, 5)}))
 
 
