@@ -62,10 +62,13 @@ def in_turns(
     pick: Callable[[Iterable[float]], float] = min,
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Seconds of each call. They take turns, so that a busy machine is busy for all; the first round is dropped."""
+    """Seconds of each call. They take turns, so that a busy machine is busy for all; the first round is dropped.
+
+    Every second round has the opposite order: a call is slower after one that fills the processor's caches.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
+    for number in range(rounds + 1):
+        for name, call in list(calls.items())[:: -1 if number % 2 else 1]:
             seconds[name].append(timed(call, clock)[0])
         between()
     return {name: pick(values[1:]) for name, values in seconds.items()}
