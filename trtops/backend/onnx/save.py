@@ -1,6 +1,7 @@
 """Models written to files or bytes: completely or not at all, with weights inside the file or next to it."""
 
 import contextlib
+import io
 import itertools
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,7 @@ from trtops.system.files import open_atomically, replaced_together
 # Bytes of a message that protobuf still serializes, with a margin.
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 _SHAPE_BYTES = 1024
-_MANY_BYTES = 32 << 20  # of a message that takes less time to write in parts than in one go
+_MANY_BYTES = 8 << 20  # of a message that takes less time to write in parts than in one go
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
@@ -28,8 +29,9 @@ def serialize(model: onnx.ModelProto) -> bytes:
         raise errors.InvalidModelError(
             f"The model has {size / 2**30:.2f} GiB; a serialized model holds at most 2 GiB. Save it with external data."
         )
-    data: bytes = with_weights(model).SerializeToString()
-    return data
+    buffer = io.BytesIO()
+    _write(model, size, buffer)
+    return buffer.getvalue()
 
 
 def serialize_lean(model: onnx.ModelProto) -> bytes:
@@ -100,10 +102,7 @@ def save_model(
         size = model_bytes(model)
         if size < PROTOBUF_LIMIT:
             with open_atomically(path) as file:
-                if size > _MANY_BYTES or is_lean(model):
-                    _write_in_parts(model, file)
-                else:
-                    file.write(_checked_bytes(model))
+                _write(model, size, file)
             return
         external_data_path = ""
     folder_or_file = f"{path.name}.data" if all_tensors_to_one_file else "."
@@ -140,9 +139,13 @@ def save_model(
             file.write(_checked_bytes(written))
 
 
-def _write_in_parts(model: onnx.ModelProto, file: IO[bytes]) -> None:
-    """Write a model into one file, its weights one at a time; protobuf would hold all of them twice more."""
-    # The format is a field's number, the number of bytes, and the bytes.
+def _write(model: onnx.ModelProto, size: int, file: IO[bytes]) -> None:
+    """Write a model of about this size, in bytes, into one file."""
+    if size <= _MANY_BYTES and not is_lean(model):
+        file.write(model.SerializeToString())
+        return
+    # The weights one at a time: protobuf would hold all of them twice more. Its format is a field's number, the number
+    # of bytes, and the bytes.
     graph_head, graph_tail = (
         with_weights(ModelProto(graph=part)).graph.SerializeToString()
         for part in copying.around(model.graph, "initializer")
