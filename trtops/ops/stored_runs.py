@@ -127,18 +127,18 @@ def _best_of_each_model(
 ) -> list[tuple[RunInfo, float | None]]:
     """Return the best engine of each model; the best engines if they are of one model, since values compare only then.
 
-    A search for each model reads few of the engines of a large store.
+    With a limit, further searches leave out the models of earlier ones, so that few engines of a large store are read.
     """
-    best: list[tuple[RunInfo, float | None]] = []
-    digests: list[str] = []
-    while limit is None or len(best) < limit:
-        matches = search(limit=1, without_models=digests)
-        digest = matches[0][0].tags.get(schema.Tag.MODEL_SHA256, "") if matches else ""
-        if not matches or digest in digests:
+    best: dict[str, tuple[RunInfo, float | None]] = {}
+    first = matches = search(limit=limit)
+    while matches:
+        count = len(best)
+        for info, value in matches:
+            best.setdefault(info.tags.get(schema.Tag.MODEL_SHA256, ""), (info, value))
+        if limit is None or count == len(best) or len(best) >= limit:
             break
-        best += matches
-        digests.append(digest)
-    return best if len(best) > 1 else search(limit=limit)
+        matches = search(limit=limit, without_models=list(best))
+    return list(best.values())[:limit] if len(best) > 1 else first
 
 
 @checked_arguments

@@ -15,7 +15,7 @@ from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.report import ComparisonReport
 from trtops.metadata import Shape, TensorMetadata, is_dynamic
 from trtops.next_step import arguments_of
-from trtops.ops.arguments import checked_arguments
+from trtops.ops.arguments import checked_with_export
 from trtops.ops.engines.convert import evaluate_build, log_model
 from trtops.ops.engines.evaluate_result import EngineVerdict, EvaluateResult
 from trtops.ops.engines.request import CommandData, check_names
@@ -62,7 +62,7 @@ class EvaluateConfig(Config):
     timeout_seconds: float | None = setting(None, least=0)
 
 
-@checked_arguments
+@checked_with_export
 def evaluate(
     engine: str | Path,
     model: str | Path | Model,

@@ -34,7 +34,7 @@ from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dy
 from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
 from trtops.record import Config, Record, setting
 from trtops.spec import IN_MEMORY, BuildConfig, OptimizationProfile, Rounding
-from trtops.system.allowed import check_file
+from trtops.system.allowed import check_file, split_script
 from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
 
@@ -392,18 +392,14 @@ def scripts_of(*sources: str | None) -> list[str]:
     """The scripts among data sources."""
     scripts: list[str] = []
     for source in filter(None, sources):
-        path, _ = _path_and_function(source)
-        scripts += [str(path)] if path.suffix == ".py" else []
+        path, _ = split_script(source)
+        scripts += [path] if path.endswith(".py") else []
     return scripts
 
 
-def _path_and_function(text: str) -> tuple[Path, str]:
-    script, _, function = text.rpartition(":")
-    return (Path(script), function) if script.endswith(".py") else (Path(text), "load_data")
-
-
 def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
-    path, function = _path_and_function(text)
+    script, function = split_script(text)
+    path, function = Path(script), function or "load_data"
     if text.startswith(IN_MEMORY):
         raise errors.ConfigError(f"The data were {text} of another process. Save them, and give the path to {_KINDS}.")
     if not path.exists():
