@@ -399,7 +399,7 @@ def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResult
     tensors = [("input", spec.name, spec.dtype, spec.shape) for spec in process.inputs().values()]
     tensors += [("output", name, array.dtype, array.shape) for name, array in outputs[0][1][0].items()]
     engine = build.engine
-    options = {name: value for name, value in engine.options.items() if name != "plan_sha256"}
+    options = {name: value for name, value in engine.options.items() if name != "sha256"}
     identity: list[JSONValue] = [engine.sha256, options]
     if engine.backend == "onnxruntime":  # it writes equal graphs with tables in another order each time
         # Settings at their defaults are recorded if there was time to try others.
