@@ -3,8 +3,8 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -101,8 +101,8 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
         verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
         if unused := list(filter(filters.get, filters)):
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
-        search = partial(tracker.engines, engines, verdict=verdict, experiment=experiment)
-        matches = _best_of_each_model(search, limit) if engines.best else search(limit=limit)
+        query = replace(engines, verdict=verdict, experiment=experiment)
+        matches = _best_of_each_model(tracker, query, limit) if query.best else tracker.engines(query, limit)
         if not matches:
             _refuse_unknown(experiment, tracker)
     rows = []
@@ -122,22 +122,20 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
     return rows
 
 
-def _best_of_each_model(
-    search: Callable[..., list[tuple[RunInfo, float | None]]], limit: int | None
-) -> list[tuple[RunInfo, float | None]]:
+def _best_of_each_model(tracker: Tracker, query: EngineQuery, limit: int | None) -> list[tuple[RunInfo, float | None]]:
     """Return the best engine of each model; the best engines if they are of one model, since values compare only then.
 
     With a limit, further searches leave out the models of earlier ones, so that few engines of a large store are read.
     """
     best: dict[str, tuple[RunInfo, float | None]] = {}
-    first = matches = search(limit=limit)
+    first = matches = tracker.engines(query, limit)
     while matches:
         count = len(best)
         for info, value in matches:
             best.setdefault(info.tags.get(schema.Tag.MODEL_SHA256, ""), (info, value))
         if limit is None or count == len(best) or len(best) >= limit:
             break
-        matches = search(limit=limit, without_models=list(best))
+        matches = tracker.engines(replace(query, without_models=tuple(best)), limit)
     return list(best.values())[:limit] if len(best) > 1 else first
 
 

@@ -153,18 +153,10 @@ class Tracker(SearchableTracker, Protocol):
         """Every alias of every registered model with its version, for versions in runs with all these tags."""
         ...
 
-    def engines(
-        self,
-        query: EngineQuery,
-        *,
-        experiment: str | None = None,
-        verdict: str | None = None,
-        limit: int | None = None,
-        without_models: Collection[str] = (),
-    ) -> list[tuple[RunInfo, float | None]]:
+    def engines(self, query: EngineQuery, limit: int | None = None) -> list[tuple[RunInfo, float | None]]:
         """Runs with engines matching a query, with the value of its ``best``: the lowest, or newest, first.
 
-        The best are no iterations. Engines of models with one of the digests ``without_models`` are left out.
+        The best are no iterations.
         """
         ...
 
