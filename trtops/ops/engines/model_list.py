@@ -109,17 +109,9 @@ class ListedModel(DataConfig):
         options: BackendOptions = self.onnxruntime if backend == "onnxruntime" else self.tensorrt
         minutes = self.policy.timeout_minutes
         names = (
-            "data",
-            "input_shapes",
-            "input_dtypes",
-            "iterations",
-            "seed",
-            "val_range",
-            "metric",
-            "labels",
-            "loss",
+            "data", "input_shapes", "input_dtypes", "iterations", "seed", "val_range", "metric", "labels", "loss",
             "golden",
-        )
+        )  # fmt: skip
         same = {name: getattr(self, name) for name in names}
         return ConvertConfig(
             build=BuildConfig(

@@ -279,7 +279,7 @@ def choose(
         )
         if result.chosen is not None and result.chosen.p50_ms is not None:
             op.run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): result.chosen.p50_ms})
-        return op.finish(result, artifact=schema.Artifact.CHOOSE, evaluated=True)
+        return op.finish(result, artifact=schema.Artifact.CHOOSE)
 
 
 @checked_arguments
