@@ -29,6 +29,7 @@ from trtops.terminal import one_line, with_short_words
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict, run_id_of
 from trtops.tracking.records import ArtifactEntry, EngineQuery, RunInfo, Runs
+from trtops.verdict import worst
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +296,7 @@ def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | 
     fastest = f"; the fastest good one: {min(times, key=times.__getitem__)}" if times else ""
     document = Document(
         title=f"{Path(infos[0].fact(schema.Tag.MODEL_PATH) or infos[0].name).name}: {counted(len(infos), 'run')}",
-        verdict=max((info.verdict or "error" for info in infos), key=("good", "unproven", "bad", "error").index),
+        verdict=worst(info.verdict or "error" for info in infos),
         headline=f"{sum(info.verdict == 'good' for info in infos)} of {len(infos)} are good{fastest}",
         reasons=tuple(reasons),
     )
