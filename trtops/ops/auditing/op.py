@@ -76,7 +76,7 @@ class AuditConfig(Config):
         if self.runs and (self.experiment or self.tags or self.accepted):
             raise errors.ConfigError("Both run ids and a filter are given; give one of the two.")
         if self.certificates and not self.keys:
-            raise errors.ConfigError("certificates are verified with the public key of their signer: give keys.")
+            raise errors.ConfigError("certificates need the public keys of their signers: give keys (--key).")
 
 
 @checked_arguments
@@ -99,11 +99,12 @@ def audit(
     ('1 of 1 runs pass', {'... equal': 1})
     """
     tracker = tracker_or_default(tracker)
-    # Keys and folder are checked first: an audit takes hours.
+    # Keys and folders are checked first: an audit takes hours.
     for key in config.keys:
         signing.key_id(key)
-    if config.materials is not None and not Path(config.materials).is_dir():
-        raise errors.ConfigError(f"materials={config.materials!r} is not a folder.")
+    for path in filter(None, (config.materials, *config.certificates)):
+        if not Path(path).is_dir():
+            raise errors.ConfigError(f"{path!r} is not a folder; materials and certificates are in folders.")
     experiment = experiment or "audit"
     heads = list(chain.from_iterable(map(read_heads, config.log)))
     shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
