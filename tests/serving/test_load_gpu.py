@@ -52,7 +52,7 @@ def certified(case: models.Case, folder: Path, precision: Precision = "fp32", **
 
 @pytest.mark.parametrize("name", ["identity", "multi_output", "convolutions", "transformer"])
 def test_certified_plan_loads_without_trtops(name: str, tmp_path: Path, key: Path) -> None:
-    case = models.two_convolutions(3, 4) if name == "convolutions" else getattr(models, name)()
+    case = models.three_convolutions(16, 256, 14, 0.02, name) if name == "convolutions" else getattr(models, name)()
     folder = certified(case, tmp_path / "engine", "fp16" if name == "convolutions" else "fp32")
     shutil.copy(loader.__file__, tmp_path / "load.py")
     script = (
