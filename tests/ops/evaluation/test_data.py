@@ -223,7 +223,7 @@ def test_validation_finds_nan(tmp_path: Path) -> None:
 def test_run_logs_statistics_and_polygraphy_results(model: str) -> None:
     tracker = MemoryTracker()
     runners = [runner(model, "a"), runner(model, "b")]
-    result = run_models(runners, data_loader=FEED, model=model, tracker=tracker, tags={"who": "me"}, params={"n": 1})
+    result = run_models(runners, data_loader=FEED, source=model, tracker=tracker, tags={"who": "me"}, params={"n": 1})
     stored = tracker.load(result.run_id)
     assert (stored.info.experiment, stored.info.name, stored.info.verdict) == ("conv", "run conv.onnx", "good")
     assert stored.info.tags["who"] == "me" and stored.info.params["n"] == "1"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trtops import errors
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import backend_of_suffix
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
+from trtops.comparator.arrays import as_arrays
 from trtops.comparator.report import ComparisonReport
 from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.next_step import arguments_of
@@ -78,8 +81,8 @@ def evaluate(
 
     The engine is a TensorRT plan (``.plan``, ``.engine``, ``.trt``), an optimized model of ONNX Runtime (``.ort``), or
     an ONNX file, which ONNX Runtime optimizes when it loads it. Of a folder, each engine is evaluated, and one that
-    does not load has the verdict ``error``. ``model`` may then be a folder too: an engine belongs to the ONNX file
-    whose name, without its ending, begins the engine's. The spec of the run names what is not known.
+    does not load has the verdict ``error``. ``model`` may be a folder too: an engine belongs to the ONNX file whose
+    name, without its ending, begins the engine's. The spec of the run names what is not known.
 
     Raises EngineLoadError if an engine is damaged, or was built for another release or device; ConfigError for other
     files.
@@ -92,17 +95,18 @@ def evaluate(
     path = Path(engine)
     if not path.exists():
         raise errors.ConfigError(f"Engine {str(path)!r} does not exist; expected an engine file, or a folder of them.")
+    models = model_file(model)
+    if models.is_dir() and not any(models.glob("*.onnx")):
+        raise errors.ConfigError(f"{str(models)!r} holds no model; expected ONNX files (.onnx).")
     options, outcomes = arguments_of(config), list[EngineVerdict]()
     logged: dict[str, Any] = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": parent}
     with warm_worker() as worker:
         if not path.is_dir():
-            return _evaluate_file(path, model, config, worker, options, **logged)
-        folder_or_model = model_file(model)
-        files = _engines_in(path, folder_or_model)
+            return _evaluate_file(path, _model_of(path, model), config, worker, options, **logged)
+        files = _engines_in(path, models)
         for number, file in enumerate(files, 1):
             try:
-                model_of_file = _model_of(file, folder_or_model) if folder_or_model.is_dir() else model
-                result = _evaluate_file(file, model_of_file, config, worker, options, **logged)
+                result = _evaluate_file(file, _model_of(file, model), config, worker, options, **logged)
                 outcomes.extend(result.engines)
             except (errors.TrackingError, errors.ScriptError):
                 raise
@@ -122,17 +126,21 @@ def _backend_of(file: Path) -> BackendName:
 
 
 def _engines_in(folder: Path, model: Path) -> list[Path]:
-    models = {file.resolve() for file in (model.glob("*.onnx") if model.is_dir() else (model_file(model),))}
+    models = {file.resolve() for file in (model.glob("*.onnx") if model.is_dir() else (model,))}
     suffixes = (".engine", ".onnx", ".ort", ".plan", ".trt")
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in suffixes]
     engines = [file for file in files if file.resolve() not in models]
     if not engines:
-        raise errors.ConfigError(f"{str(folder)!r} holds no engine; expected files that end in {listed(suffixes)}.")
+        expected = f"files that end in {listed(suffixes)}, besides the models"
+        raise errors.ConfigError(f"{str(folder)!r} holds no engine; expected {expected}.")
     return engines
 
 
-def _model_of(engine: Path, models: Path) -> Path:
-    """The model of an engine: the file of a folder with the longest name that begins its name."""
+def _model_of(engine: Path, model: str | Path | Model) -> str | Path | Model:
+    """The model of an engine: of a folder, the file with the longest name that begins the engine's."""
+    models = model_file(model)
+    if not models.is_dir():
+        return model
     candidates = [file for file in models.glob("*.onnx") if engine.stem.startswith(file.stem)]
     if not candidates:
         raise errors.ConfigError(f"No model in {str(models)!r} has a name that {engine.name!r} begins with.")
@@ -215,7 +223,13 @@ def _evaluation(
     data.golden(profiles)  # first, since the engine would be blamed for data that the model does not accept
     run_step("first inference", backend.first_inference, build.engine, next(iter(feeds)))
     evaluation = evaluate_build(build, backend, data, check, run)
-    return evaluation, (*_resemblance(evaluation.report, build.spec.config.precision), *evaluation.reasons)
+    causes = _resemblance(evaluation.report, build.spec.config.precision)
+    if evaluation.report.bad and len(evaluation.report.outputs) > 1:
+        with backend.runner(build.engine) as runner:
+            outputs = as_arrays(runner.infer(next(iter(feeds))))
+        golden = as_arrays(data.golden(profiles)[0][1][0])
+        causes = tuple(_exchanged(outputs, golden, evaluation.report)) or causes
+    return evaluation, (*causes, *evaluation.reasons)
 
 
 def _misfits(inputs: TensorMetadata, expected: TensorMetadata) -> tuple[str, ...]:
@@ -238,6 +252,21 @@ def _misfits(inputs: TensorMetadata, expected: TensorMetadata) -> tuple[str, ...
     return tuple(texts)
 
 
+def _exchanged(
+    outputs: Mapping[str, np.ndarray], golden: Mapping[str, np.ndarray], report: ComparisonReport
+) -> Iterator[str]:
+    """Yield a sentence for each bad output that is much nearer to another output of the model than to its own."""
+    for output in report.bad:
+        distances = {}
+        for name, array in golden.items():
+            if array.shape == outputs[output.name].shape and np.issubdtype(array.dtype, np.number):
+                difference = outputs[output.name].astype(np.float64) - array
+                distances[name] = np.linalg.norm(difference) / (np.linalg.norm(array.astype(np.float64)) or 1.0)
+        nearest = min(distances, key=distances.__getitem__, default=output.name)
+        if distances and 10 * distances[nearest] < distances.get(output.name, np.inf):
+            yield f"output {output.name!r} has the values of the model's {nearest!r}: outputs may be exchanged"
+
+
 def _resemblance(report: ComparisonReport, precision: Precision) -> tuple[str, ...]:
     """What the errors of a bad engine suggest, in a sentence, if precision does not explain them."""
     correlations = []
@@ -251,7 +280,8 @@ def _resemblance(report: ComparisonReport, precision: Precision) -> tuple[str, .
         cause = "the engine may be of another model or of other weights"
         return (f"the outputs do not follow the model's (correlation {best:.2f}): {cause}",)
     if precision == "fp32":
-        cause = "more than FP32 rounds: the engine may be of an earlier version of the weights"
+        cause = "more than FP32 rounds: the engine may be of an earlier version of the weights, of a lower precision "
+        cause += "(--precision), or optimized inexactly"
     elif precision in ("int8", "fp8"):
         cause = "more than 8 bits explain: the engine may have been quantized badly"
     else:

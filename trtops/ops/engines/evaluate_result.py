@@ -70,7 +70,7 @@ class EvaluateResult(OpResult):
         [engine] = self.engines
         latency = None if engine.evaluation is None else engine.evaluation.latency
         speed = () if latency is None else (latency.text(),)
-        return ", ".join((f"{engine.called} engine", size(engine.engine_bytes), *speed))
+        return ", ".join((f"{engine.called} engine", size(engine.engine_bytes), *speed)) if engine.called else ""
 
     @property
     def next_step(self) -> NextStep | None:
