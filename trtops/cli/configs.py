@@ -14,6 +14,7 @@ from trtops.cli import groups, loading
 from trtops.cli.flags import Flag, Group, Options, UsageError, flag
 from trtops.comparator.table import LIMITED
 from trtops.record import OptionField, option_fields, with_options
+from trtops.system.allowed import split_script
 
 if TYPE_CHECKING:
     from trtops.cli.script import Call
@@ -204,7 +205,7 @@ def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
 def export_torch(args: Options, *, scripts: bool) -> None:
     """Put an exported file in the place of a PyTorch model; with ``scripts``, a script is one, and no network."""
     kind = None if args.model_file is None else loading.model_type(args)
-    if kind == "torch" or (scripts and kind == "trt-network-script" and ".py:" in args.model_file):
+    if kind == "torch" or (scripts and kind == "trt-network-script" and split_script(args.model_file)[1]):
         from trtops.ops.evaluation.torch_models import exported
 
         config = ops.CheckConfig(**{name: value for name, value in data_values(args).items() if value is not None})

@@ -18,21 +18,22 @@ from trtops.backend.torch import is_torch_model
 from trtops.ops.keywords import config_class_of
 from trtops.record import Record, check_bounds, file_fields, fitted
 from trtops.spec import BuildConfig
+from trtops.system.allowed import split_script
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAX_STRUCTURE = 1 << 28  # bytes of a model file; a larger one has its weights inside
 _MODELS = ("model", "actual", "golden")  # parameters that may be PyTorch models
-_WITH_EXPORT_STAGE = ("compare", "convert", "evaluate", "triage")  # ops whose results report a bad export
 _WRITTEN = ("output", "output_dir")  # parameters of ops that name what is written
 
 
-def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
+def checked_arguments(op: Callable[P, R], *, reports_bad_export: bool = False) -> Callable[P, R]:
     """Decorate an op: a ConfigError names an argument of another type, or a file that is read and would be overwritten.
 
     Parameters annotated as paths or models are read; ``output`` is written. Fields of a config say themselves what they
-    are (:class:`trtops.record.Config`).
+    are (:class:`trtops.record.Config`). An export that does not repeat its PyTorch model raises InvalidModelError,
+    unless the op's result ``reports_bad_export``.
     """
     signature = inspect.signature(op)
 
@@ -42,7 +43,7 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
         arguments = bound.arguments
         for name in _MODELS:
             if name in arguments and is_torch_model(arguments[name]):
-                _export(op, arguments, name)
+                _export(op, arguments, name, reports_bad_export)
         reads, writes = list[tuple[str, Any]](), list[tuple[str, Any, Collection[str]]]()
         data_name = None  # of the weights next to the output
         for name, value in arguments.items():
@@ -74,7 +75,12 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
+def checked_with_export(op: Callable[P, R]) -> Callable[P, R]:
+    """Decorate an op as :func:`checked_arguments`, whose result reports a bad export."""
+    return checked_arguments(op, reports_bad_export=True)
+
+
+def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str, allow_bad: bool) -> None:
     """Put the ONNX model in the place of a PyTorch model, and its opened data into the config."""
     from trtops.ops.evaluation.data import DataConfig  # these import what evaluates engines
     from trtops.ops.evaluation.torch_models import exported, exported_model
@@ -85,8 +91,7 @@ def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str) -> Non
         arguments[name] = exported(arguments[name], config)[0].path
         return
     build = next((value for value in arguments.values() if isinstance(value, BuildConfig)), None)
-    is_reported = op.__name__ in _WITH_EXPORT_STAGE
-    arguments[name], config = exported_model(arguments[name], config, build, allow_bad=is_reported)
+    arguments[name], config = exported_model(arguments[name], config, build, allow_bad=allow_bad)
     if arguments.get("resume") is None:  # a resumed campaign has a config of its own
         arguments["config"] = config
 
@@ -151,8 +156,7 @@ def data_path(output: str | os.PathLike[str], name: str) -> Path:
 
 def _paths(value: Any) -> Iterator[Path]:
     if isinstance(value, (str, os.PathLike)):
-        # A script may name its function; a run of the store and an empty name are no files.
-        text = re.sub(r"(\.py):\w*$", r"\1", os.fspath(value))
+        text, _ = split_script(os.fspath(value))
         if text not in ("", "-") and not text.startswith("run:") and "\0" not in text:
             yield Path(text)
     elif isinstance(getattr(value, "path", None), Path):  # a loaded model

@@ -214,7 +214,7 @@ def _running_job(args: Options, work: Work, line: str) -> Job:
             data_loader=product(work.data_loader),
             compare=work.compare or None,
             postprocess=work.postprocess,
-            model=model,
+            source=model,
             tracker=tracker("optional", store_address, experiment),
             experiment=experiment,
             params={"command": line},
