@@ -39,7 +39,8 @@ from trtops.reports.document import Chart, Point, Section, Table, Tone
 from trtops.spec import BuildConfig, OnnxRuntimeOptions, Precision, TensorRTOptions
 from trtops.tables import counted, size
 from trtops.tracking import builds, schema
-from trtops.tracking.base import Run, StoredRun, Tracker, Verdict, run_id_of
+from trtops.tracking.base import Run, StoredRun, Tracker, run_id_of
+from trtops.verdict import Verdict, worst
 
 Place: TypeAlias = Literal["cpu", "cuda", "tensorrt"]
 Outcome: TypeAlias = Literal["within", "beyond", "unproven", "error", "refused", "untried"]
@@ -219,7 +220,7 @@ class ChooseListResult(OpResult):
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of a model."""
-        return next((v for v in ("error", "bad", "unproven") if v in [r.verdict for r in self.results]), "good")
+        return worst(result.verdict for result in self.results)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -280,7 +281,7 @@ def choose(
         )
         if result.chosen is not None and result.chosen.p50_ms is not None:
             op.run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): result.chosen.p50_ms})
-        return op.finish(result, artifact=schema.Artifact.CHOOSE, evaluated=True)
+        return op.finish(result, artifact=schema.Artifact.CHOOSE)
 
 
 @checked_arguments
