@@ -99,8 +99,8 @@ def audit(
     None = ..., runs: Sequence[str] = ..., experiment: str | None = ..., tags: Sequence[tuple[str, str]] = ...,
     accepted: bool = ..., sample: int | None = ..., seed: int = ..., rebuild: bool = ..., ways:
     Sequence[Literal['replay', 'timing cache', 'plain']] = ..., at_least: Literal['bytes', 'tactics', 'outputs',
-    'tolerance'] = ..., materials: str | None = ..., keys: Sequence[str] = ..., log: Sequence[str] = ...,
-    timeout_seconds: float | None = ...
+    'tolerance'] = ..., materials: str | None = ..., keys: Sequence[str] = ..., certificates: Sequence[str] = ...,
+    log: Sequence[str] = ..., timeout_seconds: float | None = ...
 ) -> AuditResult: ...
 
 def bisect(

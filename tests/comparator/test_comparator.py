@@ -100,6 +100,15 @@ def test_inputs_and_outputs_are_saved(tmp_path, ending, streaming):
     assert np.fromfile(tmp_path / "raw" / "0000000002" / "x.bin", np.float32).tolist() == [2, 2, 2]
 
 
+def test_outputs_in_an_archive_of_numpy_are_one_iteration(tmp_path):
+    np.savez(tmp_path / "theirs.npz", y=np.arange(3.0), z=np.zeros((2, 0)))
+    [(name, [iteration])] = RunResults.load(tmp_path / "theirs.npz")
+    assert name == "theirs" and iteration["y"].tolist() == [0, 1, 2] and iteration["z"].shape == (2, 0)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "theirs.npz").read_bytes()[:-30])
+    with pytest.raises(errors.FormatError, match=r"cut\.npz"):
+        RunResults.load(tmp_path / "cut.npz")
+
+
 def test_streaming_holds_one_iteration_at_a_time():
     read = []
     runners = [Echo("a"), Echo("b", offset=1e-6)]

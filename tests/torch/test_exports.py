@@ -27,10 +27,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def checked(case: Case) -> ExportCheck:
+def checked(case: Case, opset: int | None = None) -> ExportCheck:
     torch.manual_seed(0)
-    exported = export(TorchModel.open(case.make()), Example(case.inputs, case.dynamic))
-    return check_export(exported, Model.load(exported.path), [case.inputs])
+    exported = export(TorchModel.open(case.make()), Example(case.inputs, case.dynamic), opset)
+    model = Model.load(exported.path)
+    assert opset in (None, model.info.opset)
+    return check_export(exported, model, [case.inputs])
 
 
 @pytest.mark.parametrize("name", modules.RIGHT)
@@ -49,6 +51,34 @@ def test_loss_is_named(name: str) -> None:
     assert [loss.kind for loss in check.losses] == [case.kind], check.reasons
     [loss] = check.losses
     assert loss.place and case.place in loss.text, loss
+
+
+class Chunks(torch.nn.Module):
+    """Parts of unequal sizes, padding, and a norm over two axes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = torch.nn.functional.pad(x, (1, 0, 0, 2)).chunk(3, dim=2)
+        return first * second + third.amax((1, 2), keepdim=True)
+
+
+class Bits(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x & 3
+
+
+OLD = {name: modules.RIGHT[name] for name in ("residual", "vit", "detector", "decoder", "rotary")}
+OLD["chunks"] = Case(Chunks, {"x": modules.floats(2, 3, 7)})
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_right_export_is_good_in_an_old_operator_set(name: str) -> None:
+    """TensorRT 8.6 reads 17; PyTorch's own conversion fails for each of these."""
+    assert checked(OLD[name], 17).verdict == "good"
+
+
+def test_operator_without_an_older_form_is_named() -> None:
+    with pytest.raises(errors.InvalidModelError, match=r"BitwiseAnd.* needs an operator set newer than 17"):
+        checked(Case(Bits, {"x": modules.ids(2, 3)}), 17)
 
 
 def program(module: torch.nn.Module, path: Path, *arrays: np.ndarray[Any, Any]) -> Path:

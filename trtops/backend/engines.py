@@ -12,7 +12,7 @@ _CLASSES = {
     "onnxruntime": ("trtops.backend.onnxrt.builder", "OnnxRuntimeBackend"),
     "tensorrt": ("trtops.backend.trt.building.backend", "TensorRTBackend"),
 }
-_BACKEND_OF_SUFFIX = {".ort": "onnxruntime", ".engine": "tensorrt", ".plan": "tensorrt"}
+_BACKEND_OF_SUFFIX = {".engine": "tensorrt", ".ort": "onnxruntime", ".plan": "tensorrt", ".trt": "tensorrt"}
 
 BACKENDS: tuple[str, ...] = tuple(_CLASSES)
 """Names of the back ends, as in :attr:`trtops.spec.BuildConfig.backend`."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from trtops import config, errors, json
 from trtops.comparator.arrays import to_numpy
-from trtops.comparator.streams import PathLike, iterate_files
+from trtops.comparator.streams import PathLike, iterate_files, load_saved
 from trtops.json import Decoder, Encoder
 from trtops.torch_tensors import is_torch
 
@@ -286,9 +286,17 @@ class RunResults(SavedList[tuple[str, list[IterationResult]]]):
 
     @classmethod
     def load(cls, src: PathLike | IO[str] | IO[bytes]) -> Self:
-        """Load a file, or a directory with a file per iteration, saved here or in Polygraphy."""
+        """Load a file, or a directory with a file per iteration, saved here or in Polygraphy.
+
+        An ``.npz`` archive of numpy with an array per output is one iteration of a runner with the archive's name.
+        """
         if isinstance(src, (str, os.PathLike)) and os.path.isdir(src):
             return cls(RunResults.concat(RunResults.load_streaming(src)))
+        if isinstance(src, (str, os.PathLike)) and os.fspath(src).endswith(".npz"):
+            saved = load_saved(src, cls._DESCRIPTION)
+            if isinstance(saved, dict):
+                return cls([(Path(src).stem, [IterationResult(saved)])])
+            return cls._expect(saved, str(src))
         return super().load(src)
 
     @staticmethod

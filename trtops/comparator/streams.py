@@ -74,7 +74,7 @@ class IterationWriter(Generic[T]):
             save_json(self.combine(self.iterations), self.path, self.description)
 
 
-def load_saved(path: PathLike) -> Any:
+def load_saved(path: PathLike, description: str = "inputs") -> Any:
     """Load a file: an object saved by trtops or Polygraphy, or numpy's array or arrays by name."""
     if os.fspath(path).endswith((".npy", ".npz")):
         # Imports five modules of the standard library for archives, which most runs do not need.
@@ -83,4 +83,4 @@ def load_saved(path: PathLike) -> Any:
         # Archives of trtops have the suffix of numpy's, and an index.
         if "index.json" not in archive_names(path):
             return load_numpy(path)
-    return load_json(path, "inputs")
+    return load_json(path, description)

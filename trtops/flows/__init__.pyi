@@ -76,8 +76,8 @@ class AuditFlow(OpFlow[..., AuditResult]):
         Sequence[str] | None = ..., experiment: str | None = ..., tags: Sequence[tuple[str, str]] | None = ...,
         accepted: bool | None = ..., sample: int | None = ..., seed: int | None = ..., rebuild: bool | None = ..., ways:
         Sequence[Literal['replay', 'timing cache', 'plain']] | None = ..., at_least: Literal['bytes', 'tactics',
-        'outputs', 'tolerance'] | None = ..., materials: str | None = ..., keys: Sequence[str] | None = ..., log:
-        Sequence[str] | None = ..., timeout_seconds: float | None = ...
+        'outputs', 'tolerance'] | None = ..., materials: str | None = ..., keys: Sequence[str] | None = ...,
+        certificates: Sequence[str] | None = ..., log: Sequence[str] | None = ..., timeout_seconds: float | None = ...
     ) -> AuditResult: ...
 
 audit: AuditFlow

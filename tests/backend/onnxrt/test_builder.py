@@ -513,8 +513,8 @@ def test_bare_engine_file_loads(backend, model, case):
 def test_back_ends_by_name_and_suffix():
     assert isinstance(engine_backend("onnxruntime"), OnnxRuntimeBackend)
     assert set(BACKENDS) == {"onnxruntime", "tensorrt"}
-    backends = [backend_of_suffix(suffix) for suffix in (".ort", ".engine", ".plan", ".onnx")]
-    assert backends == ["onnxruntime", "tensorrt", "tensorrt", None]
+    backends = [backend_of_suffix(suffix) for suffix in (".ort", ".engine", ".plan", ".trt", ".onnx")]
+    assert backends == ["onnxruntime", *["tensorrt"] * 3, None]
     with pytest.raises(errors.ConfigError, match="Did you mean 'onnxruntime'"):
         engine_backend("onnxrt")
 

@@ -81,9 +81,10 @@ class Build(Tool):
         builder, network, *_ = self.arg_groups[groups.TrtLoadNetworkArgs].load_network()
         config = self.arg_groups[groups.TrtConfigArgs].create_config(builder, network)
         result.append([network.num_layers, config.get_flag(trt.BuilderFlag.FP16)])
-        engine = self.arg_groups[groups.TrtLoadEngineArgs].load_engine()
-        self.arg_groups[groups.TrtSaveEngineArgs].save_engine(engine)
-        result.append([engine.num_layers, len(bytes_from_path("tool.engine")) > 0])
+        plan = self.arg_groups[groups.TrtLoadEngineBytesArgs].load_engine_bytes()
+        self.arg_groups[groups.TrtSaveEngineBytesArgs].save_engine_bytes(plan)
+        engine = engine_from_bytes(bytes_from_path("tool.engine"))
+        result.append([engine.num_layers, self.arg_groups[groups.TrtLoadEngineArgs].load_engine().num_layers])
         return 3
 result = []
 tool = Build("build")

@@ -13,6 +13,7 @@ from tests.keys import new_key
 from tests.long_runs import LONG
 from tests.ops.audit.conftest import ONE_THREAD, QUICK, Logged
 from tests.servers import MlflowServer
+from tests.serving import folders
 from tests.stores import copy_store
 from trtops import errors, record
 from trtops.cli.main import main
@@ -22,6 +23,7 @@ from trtops.ops.auditing.op import AuditConfig, audit, choose_runs
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.registry.accepted import resolve
+from trtops.ops.registry.certificate import write_certificate
 from trtops.ops.registry.promote import promote
 from trtops.spec import BuildConfig
 from trtops.system import signing
@@ -88,9 +90,45 @@ def test_invalid_options_are_refused() -> None:
         ({"ways": ("replays",)}, "ways"),
         ({"sample": 0}, "sample"),
         ({"runs": ("abcd",), "accepted": True}, "one of the two"),
+        ({"certificates": ("engine",)}, "give keys"),
     ):
         with pytest.raises(errors.ConfigError, match=message):
             AuditConfig(**options)  # type: ignore[arg-type]
+
+
+def test_certificates_are_audited_with_their_runs(
+    logged: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate contradicts its run if anything was signed that the run does not state."""
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(logged.private))
+    fp32, fp16 = logged.runs["fp32"], logged.runs["fp16"]
+    facts = dict(write_certificate(fp32, tmp_path / "sound", tracker=logged.tracker).facts)
+    files = [(tmp_path / "sound" / name).read_bytes() for name in ("engine.ort", "inputs.npz")]
+    forged = {
+        "run": lambda f: f.update(run=fp16),
+        "limits": lambda f: f["verdict"].update(limits={}),
+        "release": lambda f: f["environment"].update(backend_version="1.17.0"),
+        "unknown run": lambda f: f.update(run="0" * 32),
+    }
+    for name, change in forged.items():
+        folders.write(tmp_path / name, files[0], facts, files[1], change)
+    (folders.write(tmp_path / "cut", files[0], facts, files[1]) / "engine.ort").write_bytes(files[0][:-1])
+    certificates = [str(tmp_path / name) for name in ("sound", "cut", *forged)]
+    config = AuditConfig(certificates=tuple(certificates), keys=(str(logged.key),), rebuild=False)
+    rows = audit(config, tracker=logged.tracker).runs
+    problems = {Path(row.name).name: " ".join(row.details()) for row in rows}
+
+    assert [(row.name, row.id) for row in rows if row.passes("tactics")] == [
+        (certificates[0], fp32), *((logged.tracker.info(run).name, run) for run in (fp32, fp16))
+    ]  # fmt: skip
+    for name, problem in {
+        "run": f"run {fp16} has fp16", "limits": "verdict limits: the certificate has {}",
+        "release": "environment backend_version: the certificate has 1.17.0", "unknown run": "has no run with the id",
+        "cut": "engine.ort is not what was signed",
+    }.items():  # fmt: skip
+        assert problem in problems[name]
+    chosen = choose_runs(replace(config, accepted=True), logged.tracker, LogCheck(logged.tracker), [fp32])[0]
+    assert chosen == [logged.runs["accepted"], fp32]
 
 
 def test_resolve_requires_trusted_signature(logged: Logged, pristine: Logged, tmp_path: Path) -> None:

@@ -79,28 +79,17 @@ def test_iterations_are_complete_runs(decided, tracker) -> None:
     for info in runs:
         held_ = {entry.path for entry in tracker.load(info.id).manifest.artifacts}
         assert held_ >= {
-            "engine/engine.ort",
-            "tactics/replay.json",
-            "tactics/layers.json",
-            "caches/timing.cache",
-            "accuracy/results.json",
-            "spec.json",
-            "environment.json",
-            "build.log",
-        }
+            "engine/engine.ort", "tactics/replay.json", "tactics/layers.json", "caches/timing.cache",
+            "accuracy/results.json", "spec.json", "environment.json", "build.log",
+        }  # fmt: skip
         assert info.params["options.tactic_seed"] == info.tags[Tag.ITERATION]
         assert ("build", "seconds") in info.metrics and ("error", "max_abs") in info.metrics
         step = f"trtops runs promote {info.id}" if info.verdict == "good" else "trtops debug accuracy "
         assert step in info.tags[Tag.NOTE]
     assert {entry.path for entry in parent.manifest.artifacts} >= {
-        Artifact.CAMPAIGN,
-        Artifact.CAMPAIGN_TABLE,
-        Artifact.GOLDEN,
-        Artifact.DIFF,
-        Artifact.DIFF_PAGE,
-        Artifact.CAMPAIGN_RESULT,
-        "model/blocks.onnx",
-    }
+        Artifact.CAMPAIGN, Artifact.CAMPAIGN_TABLE, Artifact.GOLDEN, Artifact.DIFF, Artifact.DIFF_PAGE,
+        Artifact.CAMPAIGN_RESULT, "model/blocks.onnx",
+    }  # fmt: skip
 
 
 def test_builds_that_drew_tactics_are_counted(model, data) -> None:

@@ -130,6 +130,30 @@ def test_evaluated_engine_is_promoted_gated_and_audited(folder: Path, tmp_path: 
     assert "not rebuilt; of its build is not known: release that built it" in audited.page()
 
 
+def test_exchanged_outputs_are_named(tmp_path: Path) -> None:
+    weights = {"w": models.random(6, 4, seed=1)}
+    text = "(float[9,6] x) => (float[9,4] {}, float[9,4] {}) {{ h = MatMul(x, w) {} = Tanh(h) {} = Sigmoid(h) }}"
+    onnx.save(models.model(text.format("a", "b", "a", "b"), weights), tmp_path / "net.onnx")
+    optimize(models.model(text.format("a", "b", "b", "a"), weights), tmp_path / "net.ort")
+    result = trtops.evaluate(tmp_path / "net.ort", tmp_path, tracker=MemoryTracker())
+
+    assert result.verdict == "bad" and "'a' has the values of the model's 'b'" in result.reasons[0]
+    assert "weights" not in " ".join(result.reasons)
+
+
+def test_converted_file_has_the_limits_of_its_weights(tmp_path: Path) -> None:
+    """ONNX Runtime widens them, so none of its kernels shows their precision."""
+    weights = models.random(6, 4, seed=1)
+    onnx.save(
+        models.model("(float[9,6] x) => (float[9,4] y) { y = MatMul(x, w) }", {"w": weights}), tmp_path / "n.onnx"
+    )
+    text = "(float[9,6] x) => (float[9,4] y) { a = Cast<to=10>(x) b = MatMul(a, w) y = Cast<to=1>(b) }"
+    onnx.save(models.model(text, {"w": weights.astype(np.float16)}), tmp_path / "n_fp16.onnx")
+    result = trtops.evaluate(tmp_path / "n_fp16.onnx", tmp_path / "n.onnx", tracker=MemoryTracker())
+
+    assert result.verdict == "good" and result.engines[0].called == "FP32 (not FP16)", result.page()
+
+
 def test_engine_of_fewer_shapes_is_evaluated_at_its_own(folder: Path, tmp_path: Path) -> None:
     optimize(models.conv_net().fixed().proto, tmp_path / "net_fixed.ort")
     result = trtops.evaluate(tmp_path, folder, tracker=MemoryTracker())
@@ -148,3 +172,5 @@ def test_what_is_no_engine_is_refused(folder: Path, tmp_path: Path) -> None:
             trtops.evaluate(engine, folder / "net.onnx", tracker=MemoryTracker())
     with pytest.raises(errors.ConfigError, match="holds no engine"):
         trtops.evaluate(tmp_path, folder / "net.onnx", tracker=MemoryTracker())
+    with pytest.raises(errors.ConfigError, match="holds no model"):
+        trtops.evaluate(folder / "engines", tmp_path, tracker=MemoryTracker())

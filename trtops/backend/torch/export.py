@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
+from trtops.backend.torch.lower import EXPORTED, lower_file
 from trtops.backend.torch.module import TorchModel, error_place, frame_place, named_tensors, quiet
 from trtops.system.processes import temporary_prefix
 from trtops.torch_tensors import to_torch
 
 _NUMBER = re.compile(r"(?<!\w)\d{1,6}(?!\w)")
-_FORMAT = "1"
+_FORMAT = "2"
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\['(\w+)'\]\.shape\[(\d+)\]")
 
 
@@ -98,7 +99,8 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
     axes = {name: set(example.dynamic.get(name, ())) for name in tensors}
     with torch.no_grad():
         outputs = [name for name, _ in named_tensors(model._call(model.fresh(), tensors))]
-    options: dict[str, Any] = {"input_names": list(tensors), "output_names": outputs, "opset_version": opset}
+    exported = opset if opset is None else max(opset, EXPORTED)
+    options: dict[str, Any] = {"input_names": list(tensors), "output_names": outputs, "opset_version": exported}
     fixed: list[tuple[str, int, int]] = []
     decisions: list[str] = []
     bounds: list[int] = []
@@ -123,6 +125,8 @@ def _export(model: TorchModel, example: Example, opset: int | None, path: Path) 
             fixed += static
             for name, axis, _ in static:
                 axes[name].discard(axis)
+    if opset is not None and opset < EXPORTED:
+        lower_file(path, opset)
     for name, value in zip(tensors, program.model.graph.inputs):
         for axis in sorted(axes[name]) if model.program is not None else ():
             if isinstance(size := value.shape[axis], int):

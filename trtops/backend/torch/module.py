@@ -24,10 +24,10 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.common import import_from_script
-from trtops.backend.torch import PICKLED, SCRIPT
+from trtops.backend.torch import PICKLED
 from trtops.extras import require
 from trtops.record import sha256_file
-from trtops.system.allowed import check_file
+from trtops.system.allowed import check_file, split_script
 from trtops.terminal import one_line
 from trtops.torch_tensors import from_torch, to_torch
 
@@ -68,12 +68,12 @@ class TorchModel:
         """Open a module; ConfigError if it is something else, or its script may not run."""
         source, name, file = type(value).__name__, type(value).__name__, None
         is_object = not isinstance(value, (str, os.PathLike))
-        script = None
+        script = function = ""
         if not is_object:
             source = os.fspath(value)
-            script = SCRIPT.fullmatch(source)
-            path = Path(source if script is None else script[1])
-            name, file = path.stem, path if script is None else None
+            script, function = split_script(source)
+            path = Path(script)
+            name, file = path.stem, None if function else path
             if not path.is_file():
                 raise errors.InvalidModelError(f"{path.absolute()} does not exist; expected a PyTorch model.")
             if path.suffix in PICKLED:
@@ -83,12 +83,12 @@ class TorchModel:
                     "example_inputs), 'model.pt2')."
                 )
             # A program may hold pickled constants, so that it counts as code.
-            check_file(path, "script" if script is not None else "PyTorch program")
+            check_file(path, "script" if function else "PyTorch program")
         require("torch", "onnxscript")
         import torch
 
-        if script is not None:
-            value = _returned_by(script[1], script[2])
+        if function:
+            value = _returned_by(script, function)
         elif file is not None:
             try:
                 with quiet():
@@ -100,7 +100,7 @@ class TorchModel:
             return cls(source, name, value.module(check_guards=False), value, file, is_object)
         if isinstance(value, torch.jit.ScriptModule) or not isinstance(value, torch.nn.Module):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            verb = "is" if script is None else "returns"
+            verb = "returns" if function else "is"
             raise errors.ConfigError(
                 f"{source} {verb} a {kind}; expected a torch.nn.Module or a program of torch.export."
             )

@@ -1,5 +1,6 @@
 """Audit: check runs for contradictions, rebuild their engines, and grade the result."""
 
+import os
 import random
 import time
 from collections.abc import Collection, Mapping
@@ -23,6 +24,7 @@ from trtops.ops.auditing.result import (
 )
 from trtops.ops.devices import warm_backend
 from trtops.ops.facts import Contradiction
+from trtops.ops.registry.certificate import CertificateResult, verify_certificate
 from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
 from trtops.ops.stored_build import MaterialFolder, gather
 from trtops.record import Config, setting
@@ -47,7 +49,8 @@ class AuditConfig(Config):
         ways: How engines are rebuilt.
         at_least: The grade that every run must reach.
         materials: Folder that is searched by digest for models that were not logged.
-        keys: PEM files of public keys; every build, and each head of ``log``, must be signed with one of them.
+        keys: PEM files of public keys; every build, certificate and head of ``log`` must be signed with one of them.
+        certificates: Folders of certified engines. Each is verified, and its run is audited as well.
         log: Heads of the store's log that earlier audits printed, or files with one, to compare with today's log.
         timeout_seconds: Time limit of a build and of its first inferences; None waits without limit.
     """
@@ -63,6 +66,7 @@ class AuditConfig(Config):
     at_least: AtLeast = "tactics"
     materials: str | None = setting(None, file="reads")
     keys: tuple[str, ...] = setting((), file="reads")
+    certificates: tuple[str, ...] = setting((), file="reads")
     log: tuple[str, ...] = setting((), file="reads")
     timeout_seconds: float | None = 1800.0
 
@@ -71,6 +75,8 @@ class AuditConfig(Config):
             raise errors.ConfigError(f"ways is empty; expected some of {', '.join(WAYS)}.")
         if self.runs and (self.experiment or self.tags or self.accepted):
             raise errors.ConfigError("Both run ids and a filter are given; give one of the two.")
+        if self.certificates and not self.keys:
+            raise errors.ConfigError("certificates need the public keys of their signers: give keys (--key).")
 
 
 @checked_arguments
@@ -93,25 +99,28 @@ def audit(
     ('1 of 1 runs pass', {'... equal': 1})
     """
     tracker = tracker_or_default(tracker)
-    # Keys and folder are checked first: an audit takes hours.
+    # Keys and folders are checked first: an audit takes hours.
     for key in config.keys:
         signing.key_id(key)
-    if config.materials is not None and not Path(config.materials).is_dir():
-        raise errors.ConfigError(f"materials={config.materials!r} is not a folder.")
+    for path in filter(None, (config.materials, *config.certificates)):
+        if not Path(path).is_dir():
+            raise errors.ConfigError(f"{path!r} is not a folder; materials and certificates are in folders.")
     experiment = experiment or "audit"
     heads = list(chain.from_iterable(map(read_heads, config.log)))
     shared, folder = SharedReads(tracker, config.keys), MaterialFolder(config.materials)
-    run_ids, logged, rows = choose_runs(config, tracker, shared.log)
+    certificates = [verify_certificate(path, config.keys, tracker=tracker) for path in config.certificates]
+    certified_runs = [certificate.facts["run"] for certificate in certificates if certificate.facts]
+    run_ids, logged, rows = choose_runs(config, tracker, shared.log, certified_runs)
     begin = time.perf_counter()
     with op_run(tracker, experiment, f"audit of {len(run_ids)} runs", kind="audit", tags=tags) as op:
         run = op.run
         run.log_params(config)
-        done: list[RunAudit] = []
+        done = list(map(_certificate_audit, certificates))
         try:
             for run_id in run_ids:
                 done.append(_audit_run(run_id, rows, config, shared, folder))
                 if progress is not None:
-                    progress(len(done), len(run_ids))
+                    progress(len(done) - len(certificates), len(run_ids))
         finally:
             close_workers()
         shared.log.check_given(heads, config.keys)
@@ -135,19 +144,20 @@ def audit(
 
 
 def choose_runs(
-    config: AuditConfig, tracker: Tracker, log: LogCheck
+    config: AuditConfig, tracker: Tracker, log: LogCheck, certified_runs: Collection[str] = ()
 ) -> tuple[list[str], Collection[str], Mapping[str, RunInfo]]:
     """Return the runs to audit in order, the runs expected by the log, and the rows read, by id.
 
     ConfigError if no run matches.
     """
     required_tags, rows = dict(config.tags), dict[str, RunInfo]()
+    has_filter = bool(config.experiment or required_tags or config.accepted or config.sample)
     logged = {}
     for run_id, (_, entry) in log.ends.items():
         tags = {schema.Tag.KIND: entry.facts.get("kind"), schema.Tag.VERDICT: entry.facts.get("verdict")}
         if required_tags.items() <= tags.items() and config.experiment in (None, entry.facts.get("experiment")):
             logged[run_id] = entry
-    if config.runs:
+    if config.runs or (config.certificates and not has_filter and not config.log):
         ids = [run_id_of(run, tracker) for run in config.runs]
         logged = {run_id: entry for run_id, entry in logged.items() if entry.facts.get("parent") in ids}
     else:
@@ -164,21 +174,34 @@ def choose_runs(
         for info in infos:
             if config.experiment in (None, info.experiment) and required_tags.items() <= info.tags.items():
                 ids.append(info.id)
-    if config.log and not (config.runs or config.experiment or required_tags or config.accepted or config.sample):
+    if config.log and not config.runs and not has_filter:
         ids = []  # only the log is audited
     ids = list(dict.fromkeys(ids))
-    if not ids and not logged:
+    if not ids and not logged and not config.certificates:
         raise errors.ConfigError("No run matches. Give run ids, another filter, or accepted.")
     if config.sample is not None and config.sample < len(ids):
         # Sorted first, so that a seed draws the same runs in whatever order the store lists them.
         ids = random.Random(config.seed).sample(sorted(ids), config.sample)
-    return ids, logged, rows
+    return list(dict.fromkeys((*ids, *certified_runs))), logged, rows
 
 
 def _is_finished(info: RunInfo) -> bool:
     """True for a run with a complete end, also if its status was changed since."""
     sealed = schema.Tag.MANIFEST_SHA256 in info.tags and (info.status != "running" or owner.is_abandoned(info))
     return info.status == "finished" or sealed
+
+
+def _certificate_audit(certificate: CertificateResult) -> RunAudit:
+    problems = (Contradiction(subject="certificate", reason=reason) for reason in certificate.reasons)
+    return RunAudit(
+        id=certificate.facts.get("run", ""),
+        name=certificate.folder,
+        kind="certificate",
+        whole=bool(certificate.facts),
+        files=len(os.listdir(certificate.folder)) if certificate.facts else 0,
+        contradictions=tuple(problems),
+        signature=certificate.key,
+    )
 
 
 def _audit_run(

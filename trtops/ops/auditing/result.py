@@ -189,7 +189,7 @@ class AuditResult(OpResult):
         reasons = [*map(Contradiction.text, self.log.contradictions), *self.log.unverified]
         for run in self.failed:
             problem = next(iter(run.details()), run.headline(self.at_least))
-            reasons.append(f"{run.name} {run.id[:8]}: {problem}".strip())
+            reasons.append(f"{' '.join(filter(None, (run.name, run.id[:8])))}: {problem}")
         return tuple(reasons)
 
     @property

@@ -87,7 +87,7 @@ def run_models(
     data_loader: Iterable[Mapping[str, Any]] | None = None,
     compare: Sequence[CompareFunction] | None = None,
     postprocess: Sequence[PostprocessFunction] = (),
-    model: str | Path = "",
+    source: str | Path = "",
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -97,17 +97,17 @@ def run_models(
 
     All of ``compare`` must match; the default is Polygraphy's, 1e-5 for each element. ``postprocess`` is applied to
     every iteration's outputs before. Without a tracker nothing is logged; with one the first pair of runners is, to an
-    experiment named after the model's file unless it is given.
+    experiment named after ``source``, the file that the runners run, unless it is given.
 
     >>> from trtops.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
     >>> runners = [OnnxrtRunner(SessionFromOnnx("model.onnx"), name=name) for name in ("first", "second")]
     >>> run_models(runners).verdict
     'good'
     """
-    path = Path(model)
+    path = Path(source)
     title = f"run {path.name}".strip()
     experiment = experiment or path.stem or "run"
-    with op_run(tracker, experiment, title, kind="compare", model=model or None, tags=tags) as op:
+    with op_run(tracker, experiment, title, kind="compare", model=source or None, tags=tags) as op:
         run = op.run
         run.log_params({**(params or {}), "run": config})
         results, reasons, agreements, accuracy = RunResults(), list[str](), list[str](), None

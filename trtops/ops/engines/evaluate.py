@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trtops import errors
 from trtops.backend.base import Build, Caches
 from trtops.backend.engines import backend_of_suffix
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
+from trtops.comparator.arrays import as_arrays
 from trtops.comparator.report import ComparisonReport
-from trtops.metadata import Shape, TensorMetadata, is_dynamic
+from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.next_step import arguments_of
-from trtops.ops.arguments import checked_arguments
+from trtops.ops.arguments import checked_with_export
 from trtops.ops.engines.convert import evaluate_build, log_model
 from trtops.ops.engines.evaluate_result import EngineVerdict, EvaluateResult
 from trtops.ops.engines.request import CommandData, check_names
@@ -62,7 +65,7 @@ class EvaluateConfig(Config):
     timeout_seconds: float | None = setting(None, least=0)
 
 
-@checked_arguments
+@checked_with_export
 def evaluate(
     engine: str | Path,
     model: str | Path | Model,
@@ -78,8 +81,8 @@ def evaluate(
 
     The engine is a TensorRT plan (``.plan``, ``.engine``, ``.trt``), an optimized model of ONNX Runtime (``.ort``), or
     an ONNX file, which ONNX Runtime optimizes when it loads it. Of a folder, each engine is evaluated, and one that
-    does not load has the verdict ``error``. ``model`` may then be a folder too: an engine belongs to the ONNX file
-    whose name, without its ending, begins the engine's. The spec of the run names what is not known.
+    does not load has the verdict ``error``. ``model`` may be a folder too: an engine belongs to the ONNX file whose
+    name, without its ending, begins the engine's. The spec of the run names what is not known.
 
     Raises EngineLoadError if an engine is damaged, or was built for another release or device; ConfigError for other
     files.
@@ -92,17 +95,18 @@ def evaluate(
     path = Path(engine)
     if not path.exists():
         raise errors.ConfigError(f"Engine {str(path)!r} does not exist; expected an engine file, or a folder of them.")
+    models = model_file(model)
+    if models.is_dir() and not any(models.glob("*.onnx")):
+        raise errors.ConfigError(f"{str(models)!r} holds no model; expected ONNX files (.onnx).")
     options, outcomes = arguments_of(config), list[EngineVerdict]()
     logged: dict[str, Any] = {"tracker": tracker, "experiment": experiment, "tags": tags, "parent": parent}
     with warm_worker() as worker:
         if not path.is_dir():
-            return _evaluate_file(path, model, config, worker, options, **logged)
-        folder_or_model = model_file(model)
-        files = _engines_in(path, folder_or_model)
+            return _evaluate_file(path, _model_of(path, model), config, worker, options, **logged)
+        files = _engines_in(path, models)
         for number, file in enumerate(files, 1):
             try:
-                model_of_file = _model_of(file, folder_or_model) if folder_or_model.is_dir() else model
-                result = _evaluate_file(file, model_of_file, config, worker, options, **logged)
+                result = _evaluate_file(file, _model_of(file, model), config, worker, options, **logged)
                 outcomes.extend(result.engines)
             except (errors.TrackingError, errors.ScriptError):
                 raise
@@ -122,17 +126,21 @@ def _backend_of(file: Path) -> BackendName:
 
 
 def _engines_in(folder: Path, model: Path) -> list[Path]:
-    models = {file.resolve() for file in (model.glob("*.onnx") if model.is_dir() else (model_file(model),))}
+    models = {file.resolve() for file in (model.glob("*.onnx") if model.is_dir() else (model,))}
     suffixes = (".engine", ".onnx", ".ort", ".plan", ".trt")
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in suffixes]
     engines = [file for file in files if file.resolve() not in models]
     if not engines:
-        raise errors.ConfigError(f"{str(folder)!r} holds no engine; expected files that end in {listed(suffixes)}.")
+        expected = f"files that end in {listed(suffixes)}, besides the models"
+        raise errors.ConfigError(f"{str(folder)!r} holds no engine; expected {expected}.")
     return engines
 
 
-def _model_of(engine: Path, models: Path) -> Path:
-    """The model of an engine: the file of a folder with the longest name that begins its name."""
+def _model_of(engine: Path, model: str | Path | Model) -> str | Path | Model:
+    """The model of an engine: of a folder, the file with the longest name that begins the engine's."""
+    models = model_file(model)
+    if not models.is_dir():
+        return model
     candidates = [file for file in models.glob("*.onnx") if engine.stem.startswith(file.stem)]
     if not candidates:
         raise errors.ConfigError(f"No model in {str(models)!r} has a name that {engine.name!r} begins with.")
@@ -168,7 +176,9 @@ def _evaluate_file(
             spec = replace(build.spec, unknown=(*build.spec.unknown, "requested precision"))
             spec = replace(spec, config=replace(spec.config, precision=engine_precision(build)))
             build = replace(build, spec=spec)
-        _log_engine(run, build, loaded, backend, config)
+        builds.log_spec(run, build.spec, build.engine.environment)
+        builds.log_build(run, build, loaded.info, backend.engine_suffix)
+        log_model(run, loaded, keep=config.keep_model)
         evaluation, reasons = _evaluation(build, loaded, backend, config, run)
         computed = check_precision(build)
         outcome = EngineVerdict(
@@ -187,12 +197,6 @@ def _evaluate_file(
         run.rename(run_name(file.stem, computed.name, SHORT_NAMES[backend_name], device, verdict=outcome.verdict))
         title = f"evaluate {file.name}"
         return op.finish(EvaluateResult(title=title, subject=str(file), engines=(outcome,), options=options))
-
-
-def _log_engine(run: Run, build: Build, model: Model, backend: IsolatedBackend, config: EvaluateConfig) -> None:
-    builds.log_spec(run, build.spec, build.engine.environment)
-    builds.log_build(run, build, model.info, backend.engine_suffix)
-    log_model(run, model, keep=config.keep_model)
 
 
 def _evaluation(
@@ -219,7 +223,13 @@ def _evaluation(
     data.golden(profiles)  # first, since the engine would be blamed for data that the model does not accept
     run_step("first inference", backend.first_inference, build.engine, next(iter(feeds)))
     evaluation = evaluate_build(build, backend, data, check, run)
-    return evaluation, (*_resemblance(evaluation.report, build.spec.config.precision), *evaluation.reasons)
+    causes = _resemblance(evaluation.report, build.spec.config.precision)
+    if evaluation.report.bad and len(evaluation.report.outputs) > 1:
+        with backend.runner(build.engine) as runner:
+            outputs = as_arrays(runner.infer(next(iter(feeds))))
+        golden = as_arrays(data.golden(profiles)[0][1][0])
+        causes = tuple(_exchanged(outputs, golden, evaluation.report)) or causes
+    return evaluation, (*causes, *evaluation.reasons)
 
 
 def _misfits(inputs: TensorMetadata, expected: TensorMetadata) -> tuple[str, ...]:
@@ -234,15 +244,27 @@ def _misfits(inputs: TensorMetadata, expected: TensorMetadata) -> tuple[str, ...
         if len(dtypes) > 1 and dtypes != {"int32", "int64"}:
             texts.append(f"input {name!r} of the engine is {spec.dtype}; the model's is {expected[name].dtype}")
         shape, model_shape = spec.shape, expected[name].shape
-        if shape is not None and model_shape is not None and not _may_be_equal(shape, model_shape):
+        if shape is None or model_shape is None:
+            continue
+        same = [is_dynamic(a) or is_dynamic(b) or a == b for a, b in zip(shape, model_shape)]
+        if len(shape) != len(model_shape) or not all(same):
             texts.append(f"input {name!r} of the engine has shape {list(shape)}; the model's is {list(model_shape)}")
     return tuple(texts)
 
 
-def _may_be_equal(shape: Shape, model_shape: Shape) -> bool:
-    if len(shape) != len(model_shape):
-        return False
-    return all(is_dynamic(a) or is_dynamic(b) or a == b for a, b in zip(shape, model_shape))
+def _exchanged(
+    outputs: Mapping[str, np.ndarray], golden: Mapping[str, np.ndarray], report: ComparisonReport
+) -> Iterator[str]:
+    """Yield a sentence for each bad output that is much nearer to another output of the model than to its own."""
+    for output in report.bad:
+        distances = {}
+        for name, array in golden.items():
+            if array.shape == outputs[output.name].shape and np.issubdtype(array.dtype, np.number):
+                difference = outputs[output.name].astype(np.float64) - array
+                distances[name] = np.linalg.norm(difference) / (np.linalg.norm(array.astype(np.float64)) or 1.0)
+        nearest = min(distances, key=distances.__getitem__, default=output.name)
+        if distances and 10 * distances[nearest] < distances.get(output.name, np.inf):
+            yield f"output {output.name!r} has the values of the model's {nearest!r}: outputs may be exchanged"
 
 
 def _resemblance(report: ComparisonReport, precision: Precision) -> tuple[str, ...]:
@@ -254,12 +276,14 @@ def _resemblance(report: ComparisonReport, precision: Precision) -> tuple[str, .
     if not correlations:
         return ()
     best = max(correlations)
-    cause = {
-        "fp32": "more than FP32 rounds: the engine may be of an earlier version of the weights",
-        "int8": "more than 8 bits explain: the engine may have been quantized badly",
-        "fp8": "more than 8 bits explain: the engine may have been quantized badly",
-    }.get(precision, "")
     if best < _UNLIKE:
         cause = "the engine may be of another model or of other weights"
         return (f"the outputs do not follow the model's (correlation {best:.2f}): {cause}",)
-    return (f"the outputs follow the model's (correlation {best:.3f}), but differ by {cause}",) if cause else ()
+    if precision == "fp32":
+        cause = "more than FP32 rounds: the engine may be of an earlier version of the weights, of a lower precision "
+        cause += "(--precision), or optimized inexactly"
+    elif precision in ("int8", "fp8"):
+        cause = "more than 8 bits explain: the engine may have been quantized badly"
+    else:
+        return ()
+    return (f"the outputs follow the model's (correlation {best:.3f}), but differ by {cause}",)

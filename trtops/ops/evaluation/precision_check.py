@@ -163,6 +163,14 @@ def check_precision(build: Build, limit: float = 0.0) -> PrecisionCheck:
 def engine_precision(build: Build) -> Precision:
     """The lowest precision of an engine's kernels and tensors, for an engine whose requested precision is not known."""
     present = {precision for _, _, precision, counted in _kernels(build) if counted}
+    if build.engine.options.get("format") == "ONNX":  # ONNX Runtime widens its weights on a processor
+        import onnx
+
+        from trtops.backend.onnx import walk
+
+        for tensor in walk.tensors(onnx.load_model_from_string(build.engine.plan)):
+            stored = _PRECISIONS.get(onnx.TensorProto.DataType.Name(tensor.data_type).lower(), "")
+            present |= {stored} & {"fp16", "bf16", "fp8"}
     for choice in build.tactics.choices:
         types = {_PRECISIONS.get(tensor.dtype, "") for tensor in (*choice.inputs, *choice.outputs)}
         present |= types & {"fp16", "bf16", "fp8"}

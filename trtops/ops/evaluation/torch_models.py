@@ -49,7 +49,8 @@ def exported(
     check, build = getattr(config, "check", config), getattr(config, "build", build)
     data, calibration = getattr(check, "data", None), getattr(config, "calibration_data", None)
     is_same = data is not None and is_same_source(data, calibration)
-    feeds = None if (data or calibration) is None else open_feeds(data or calibration, TensorMetadata())
+    data_source = data or calibration
+    feeds = None if data_source is None else open_feeds(data_source, TensorMetadata())
     profiles = (getattr(config, "profiles", ()) or profiles) if build is None else build.profiles
     shapes, types = getattr(check, "input_shapes", {}), getattr(check, "input_dtypes", {})
     example = _example(model, feeds, shapes, types, profiles)
@@ -60,8 +61,8 @@ def exported(
             f"PyTorch to ONNX: {reasons}. The data and profiles have other sizes. Compute with tensors what depends on "
             "the size, or give one size only."
         )
-    if feeds is not None and (result.dropped or not isinstance(data or calibration, ArraysInMemory)):
-        opened = ArraysInMemory(data or calibration)
+    if feeds is not None and (result.dropped or not isinstance(data_source, ArraysInMemory)):
+        opened = ArraysInMemory(data_source)
         inputs = result.inputs
         opened.feeds = Feeds(feeds.source, lambda: ({n: feed[n] for n in feed if n in inputs} for feed in feeds))
         if data is not None:

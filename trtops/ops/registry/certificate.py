@@ -1,5 +1,6 @@
 """Certificates: write the engine of a run with signed facts into a folder, and verify such a folder."""
 
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from trtops.ops.evaluation.data import golden_outputs, scripts_of
 from trtops.ops.registry.promote import check_of
 from trtops.ops.result import OpResult, run_step, tracker_or_default
 from trtops.serving import certificate
-from trtops.spec import OptimizationProfile
+from trtops.spec import BuildSpec, Environment, OptimizationProfile
 from trtops.system import signing
 from trtops.system.allowed import ask_for
 from trtops.tables import size
@@ -122,7 +123,7 @@ def _facts(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The facts of an engine, without times, and the arrays of its fingerprint."""
     evaluation = Evaluation.from_json(stored.read_bytes(Artifact.ACCURACY))
-    tolerances, spec = evaluation.report.tolerances, build.spec
+    tolerances = evaluation.report.tolerances
     inputs = [tensor for tensor in model.info.inputs if tensor.name in feed]
     arrays, limits = dict[str, np.ndarray](), dict[str, dict[str, float]]()
     for number, tensor in enumerate(inputs):
@@ -143,7 +144,7 @@ def _facts(
         "format": certificate.FORMAT,
         "run": stored.info.id,
         "experiment": stored.info.experiment,
-        "model": {"name": model.name, "sha256": spec.model_sha256},
+        "model": {"name": model.name, "sha256": build.spec.model_sha256},
         "engine": {
             "file": f"engine{'.onnx' if is_onnx else SUFFIXES[plan.backend]}",
             "sha256": plan.sha256,
@@ -151,11 +152,7 @@ def _facts(
             "backend": plan.backend,
             "options": dict(plan.options),
         },
-        "environment": plan.environment.to_dict(),
-        "spec_sha256": None if spec.unknown else spec.digest,
-        "unknown": list(spec.unknown),
-        "precision": spec.config.precision,
-        "profiles": list(map(profile_facts, spec.config.profiles)),
+        **_build_facts(build.spec, plan.environment),
         "inputs": [tensor_facts(tensor, arrays[f"input_{number}"]) for number, tensor in enumerate(inputs)],
         "outputs": [
             tensor_facts(tensor, arrays[f"output_{number}"]) for number, tensor in enumerate(model.info.outputs)
@@ -164,6 +161,17 @@ def _facts(
         "fingerprint": limits,
     }
     return facts, arrays
+
+
+def _build_facts(spec: BuildSpec, environment: Environment) -> dict[str, Any]:
+    """The facts of how an engine was built, and where."""
+    return {
+        "environment": environment.to_dict(),
+        "spec_sha256": None if spec.unknown else spec.digest,
+        "unknown": list(spec.unknown),
+        "precision": spec.config.precision,
+        "profiles": list(map(profile_facts, spec.config.profiles)),
+    }
 
 
 def verdict_facts(stored: StoredRun, evaluation: Evaluation) -> dict[str, Any]:
@@ -233,14 +241,25 @@ def verify_certificate(
 def _contradictions(facts: Mapping[str, Any], tracker: Tracker) -> Iterable[str]:
     """Where the facts differ from the run that they name."""
     try:
-        info = tracker.load(facts["run"]).info
-    except (errors.RunNotFoundError, errors.IncompleteRunError) as exc:
+        stored = tracker.load(facts["run"])
+        spec = BuildSpec.from_json(stored.holder.read_bytes(Artifact.SPEC))
+        environment = Environment.from_json(stored.holder.read_bytes(Artifact.ENVIRONMENT))
+        evaluation = Evaluation.from_json(stored.read_bytes(Artifact.ACCURACY))
+    except (errors.RunNotFoundError, errors.IncompleteRunError, errors.FormatError) as exc:
         yield f"run {facts['run']}: {exc}"
         return
-    for label, ours, theirs in (
-        ("engine", facts["engine"]["sha256"], info.tags.get(Tag.ENGINE_SHA256)),
-        ("model", facts["model"]["sha256"], info.tags.get(Tag.MODEL_SHA256)),
-        ("verdict", facts["verdict"]["verdict"], info.verdict),
-    ):
-        if ours != theirs:
-            yield f"{label}: the certificate has {ours}; run {info.id} has {theirs or 'nothing'}"
+    tags, build_facts = stored.info.tags, _build_facts(spec, environment)
+    sections = {
+        "engine": {"sha256": tags.get(Tag.ENGINE_SHA256)},
+        "model": {"sha256": tags.get(Tag.MODEL_SHA256)},
+        "environment": build_facts.pop("environment"),
+        "verdict": verdict_facts(stored, evaluation),
+        "": build_facts,
+    }
+    for section, recorded in json.loads(json.dumps(sections)).items():
+        certified = facts[section] if section else facts
+        for name, value in recorded.items():
+            # Another release may write these sentences in another way.
+            if name not in ("reasons", "evidence") and certified.get(name) != value:
+                claims = f"the certificate has {certified.get(name)}; run {stored.info.id} has {value}"
+                yield f"{section} {name}: {claims}".strip()

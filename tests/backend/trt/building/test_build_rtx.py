@@ -24,6 +24,7 @@ from trtops.backend.trt.describe.layers import layers_of, tensors_of
 from trtops.backend.trt.library import memory
 from trtops.backend.trt.library.log import LOGGER
 from trtops.backend.worker import IsolatedBackend
+from trtops.cli.main import main
 from trtops.metadata import DataType
 from trtops.ops.search import precision_engines
 from trtops.ops.search.precision import Candidate, PrecisionConfig
@@ -454,3 +455,17 @@ def test_plugin_library_outside_allowed_folders_is_refused(monkeypatch: pytest.M
         back.load_plugins([tmp_path / "libplugin.so"])
     with pytest.raises(errors.BackendUnavailableError, match="cannot be loaded"):
         back.load_plugins([tmp_path / "allowed" / "libplugin.so"])
+
+
+def test_function_of_a_script_is_a_network(tmp_path, monkeypatch, caplog):
+    """For other runners than TensorRT's, ``script.py:function`` is a PyTorch module."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "from trtops import func\nfrom trtops.backend.trt import CreateNetwork\n\n\n"
+        "@func.extend(CreateNetwork())\ndef load(builder, network):\n"
+        "    from trtops.backend.trt.library import load as tensorrt\n\n"
+        "    x = network.add_input('x', tensorrt().float32, (1, 2))\n"
+        "    network.mark_output(network.add_identity(x).get_output(0))\n"
+    )
+    assert main(["run", "net.py:load", "--trt"]) == 3
+    assert "needs a GPU to load engines" in caplog.text

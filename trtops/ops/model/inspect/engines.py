@@ -10,7 +10,7 @@ from typing import Any
 
 from trtops import errors
 from trtops.backend import trt
-from trtops.backend.engines import engine_backend
+from trtops.backend.engines import backend_of_suffix, engine_backend
 from trtops.backend.trt.describe.alignment import (
     Alignment,
     EngineLayers,
@@ -24,7 +24,6 @@ from trtops.backend.trt.describe.inspector import parse_layers
 from trtops.metadata import TensorMetadata
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.data import DataConfig
-from trtops.ops.model.inspect.models import ENGINE_SUFFIXES
 from trtops.ops.result import OpResult, op_run
 from trtops.record import Config, Record, setting
 from trtops.tables import listed, markdown_table, size
@@ -76,6 +75,8 @@ class EngineSummary(Record):
 class InspectEnginesResult(OpResult):
     """The comparison of two engines; the page has at most ``shown`` boundaries and rows."""
 
+    is_named_by_outcome = True
+
     title: str = "engines"
     verdict: Verdict = "good"  # always: engines are compared, not evaluated
     a: EngineSummary
@@ -91,11 +92,6 @@ class InspectEnginesResult(OpResult):
             return f"{self.b.ms:.3f} ms for {self.a.ms:.3f} ms, {self.b.inserted} layers inserted for {self.a.inserted}"
         different = sum(row.differs for row in self.alignment.rows)
         return f"{different} of {len(self.alignment.rows)} rows of layers differ"
-
-    @property
-    def verdict_text(self) -> str:
-        """The difference: engines are compared, not evaluated."""
-        return self.headline
 
     def body(self) -> Iterable[str]:
         """Both engines in numbers, boundaries, rows, and rows without a counterpart."""
@@ -247,7 +243,7 @@ def _quantized(source: str, tracker: Tracker | None, aligned: Alignment) -> tupl
 def _read_engine(source: str, profile: bool, tracker: Tracker | None) -> tuple[EngineLayers, dict[str, int]]:
     """The layers of an engine from a file or run, and its memory if it was loaded."""
     path = Path(source)
-    if path.suffix in ENGINE_SUFFIXES:
+    if backend_of_suffix(path.suffix) == "tensorrt":
         return _described(trt.EngineFromPath(str(path))(), profile)
     if path.suffix == ".json" or path.is_file():
         try:

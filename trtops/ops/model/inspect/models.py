@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trtops.backend import onnx, trt
+from trtops.backend.engines import backend_of_suffix
 from trtops.backend.onnx import summary
 from trtops.backend.onnx.model import read_proto
 from trtops.ops.arguments import checked_arguments
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Show: TypeAlias = Literal["layers", "attrs", "weights"]
-
-ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
-"""Extensions of TensorRT engine files."""
 
 
 @checked_arguments
@@ -41,7 +39,7 @@ def inspect_model(
         path = Path(model)
         if path.suffix == ".ort":
             return _inspect_ort_engine(path, show)
-        if path.suffix in ENGINE_SUFFIXES:
+        if backend_of_suffix(path.suffix) == "tensorrt":
             described = trt.describe_engine(trt.EngineFromPath(str(path))())
             return Inspection(lambda: described, lambda: described.text(tuple(show)))
         # Only values of weights need the other files that they may be in.
