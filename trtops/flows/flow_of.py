@@ -28,7 +28,7 @@ from prefect.utilities.callables import get_call_parameters, parameter_docstring
 from prefect.utilities.urls import url_for
 
 from trtops import errors
-from trtops.backend.torch import model_stem
+from trtops.backend.torch import is_torch_model, model_stem
 from trtops.flows.slots import device_slot, has_server, in_flow
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
@@ -123,6 +123,13 @@ class OpFlow(Flow[P, R]):
         """
         if leading := leading_options(inspect.unwrap(self.fn), args):
             args, kwargs = (), leading | kwargs
+        for argument in (*args, *kwargs.values()):
+            for value in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if is_torch_model(value) and not isinstance(value, (str, Path)):
+                    raise errors.ConfigError(
+                        f"{self.name}: found a {type(value).__name__}, and parameters of flows are stored as JSON; "
+                        "expected script.py:function, or a file."
+                    )
         try:
             if not has_server():
                 function: Callable[..., Any] = self.fn
