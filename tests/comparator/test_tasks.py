@@ -219,6 +219,12 @@ def spread(outputs, labels):
 
 def broken(outputs, labels):
     return outputs["z"]
+
+def nothing(outputs, labels):
+    pass
+
+def undefined(outputs, labels):
+    return float("nan")
 """
 
 
@@ -254,6 +260,11 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
         ("top1", None, "needs labels"),
         ("top1", "missing.npy", "do not exist"),
         ("token_prefix", None, "No output holds text"),
+        ("top1", "short.npy", r"2 labels, and no output .* y \(3, 4\)"),
+        ("top1", "large.npy", "A label is 4, and output 'y' has scores of 4 classes"),
+        ("own.py:error", "short.npy", "3 samples, and there are 2 labels"),
+        ("own.py:nothing", "labels.npy", "returned None; expected a number, or 3 of them"),
+        ("own.py:undefined", "labels.npy", "is NaN for the outputs"),
         ("own.py:broken", "labels.npy", r"own.py.*line \d+, in broken(?s:.*)KeyError: 'z'"),
     ],
 )
@@ -262,7 +273,8 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch, metric, labels, message
         pytest.importorskip("pycocotools")
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
-    np.save("labels.npy", np.zeros(3, int))
+    for name, values in {"labels": [0, 0, 0], "short": [0, 0], "large": [0, 0, 4]}.items():
+        np.save(f"{name}.npy", values)
     outputs = TaskOutputs([{"y": np.zeros((3, 4), np.float32)}])
     with pytest.raises(errors.TrtopsError, match=message):
         score_tasks(outputs, outputs, task_metrics([metric]), labels)
