@@ -52,6 +52,7 @@ class Case:
     settings: Mapping[str, JSONValue]  # of the back end
     peaks: Mapping[str, float] = field(default_factory=dict)  # the values from which on outputs are too large
     reasons: tuple[str, ...] = ()
+    note: str = ""  # on what the script does not repeat
 
     def manifest(self) -> dict[str, JSONValue]:
         """The content of ``case.json``."""
@@ -94,6 +95,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
     model, recorded = logged.model, logged.recorded
     opened = logged.check.open_for(model, profiles=logged.build.spec.config.profiles)
     feeds = list(map(as_arrays, opened))
+    metrics = [] if recorded is None else [score.metric for score in recorded.tasks]
     case = Case(
         name=name,
         backend=logged.build.spec.config.backend,
@@ -104,6 +106,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         verdict=verdict,
         settings={},
         reasons=() if recorded is None else recorded.reasons,
+        note=f"A bundle has no labels, so it does not repeat {', '.join(metrics)}." if metrics else "",
     )
     if recorded is None or recorded.report.verdict == "bad" or verdict == "good":
         build = logged.build
@@ -112,7 +115,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         return emulated_case(case, recorded.emulated.precision, logged.build.spec.config.keep)
     raise errors.ConfigError(
         f"The outputs of {name} are correct: it is bad because {'; '.join(case.reasons)}. Running the model does not "
-        "show that."
+        f"show that. {case.note}".rstrip()
     )
 
 
