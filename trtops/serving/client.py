@@ -64,15 +64,14 @@ class Client:
         """Return the outputs of one request."""
         inputs = []
         for name, array in feed.items():
-            kind = self._utils.np_to_triton_dtype(
-                array.astype(object).dtype if array.dtype.kind == "U" else array.dtype
-            )
-            tensor = self._library.InferInput(name, array.shape or (1,), kind)
-            tensor.set_data_from_numpy(np.ascontiguousarray(array).reshape(array.shape or (1,)))
+            array = array.astype(object if array.dtype.kind == "U" else array.dtype).reshape(array.shape or (1,))
+            tensor = self._library.InferInput(name, array.shape, self._utils.np_to_triton_dtype(array.dtype))
+            tensor.set_data_from_numpy(np.ascontiguousarray(array))
             inputs.append(tensor)
         wanted = [self._library.InferRequestedOutput(name) for name in outputs]
         answer = self._server.infer(self.model, inputs, model_version=self.version, outputs=wanted)
-        return {name: answer.as_numpy(name) for name in outputs}
+        arrays = {name: answer.as_numpy(name) for name in outputs}
+        return {name: np.char.decode(a.astype(bytes)) if a.dtype == object else a for name, a in arrays.items()}
 
 
 class Case:
