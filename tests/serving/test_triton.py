@@ -253,6 +253,13 @@ def test_client_finds_stale_outputs_without_batches(repository: Path) -> None:
     assert "belong to other requests" in repeat(repository, "static", "stale outputs")[1]
 
 
+def test_client_without_a_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["client.py", "--url", "localhost:1", "--model", "digits"])
+
+    with pytest.raises(SystemExit, match="digits at localhost:1 was not checked"):
+        client.main()
+
+
 def test_client_proves_nothing_by_equal_answers(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = client.Case(repository / "static" / "client")
     case.feeds, case.golden = case.feeds[:1] * 3, case.golden[:1] * 3
