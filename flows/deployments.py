@@ -43,7 +43,7 @@ def deploy() -> None:
     # Prefect reads the address when it is first imported.
     from prefect.blocks.webhook import Webhook
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
     from prefect.workers.process import ProcessWorker
     from pydantic import SecretStr
@@ -72,8 +72,13 @@ def deploy() -> None:
         else:
             with suppress(ObjectNotFound):
                 webhook = client.read_block_document_by_name("trtops", "webhook").id
-    _register(left_out)
+    names = _register(left_out)
     with get_client(sync_client=True) as client:
+        for name in names:
+            # Prefect would start a run with an unknown parameter, which crashes before the flow can report it.
+            deployment = client.read_deployment_by_name(name)
+            schema = {**(deployment.parameter_openapi_schema or {}), "additionalProperties": False}
+            client.update_deployment(deployment.id, DeploymentUpdate(parameter_openapi_schema=schema))
 
         def find(name: str) -> UUID | None:
             with suppress(ObjectNotFound):
@@ -88,8 +93,11 @@ def deploy() -> None:
                 client.create_automation(automation)
 
 
-def _register(left_out: Collection[str]) -> None:
-    """Register the deployments of all work pools but some, and print each; ConfigError if Prefect refuses one."""
+def _register(left_out: Collection[str]) -> list[str]:
+    """Register the deployments of all work pools but some, print each and return their names.
+
+    ConfigError if Prefect refuses one.
+    """
     deployments = yaml.safe_load(FILE.read_text())["deployments"]
     names = [entry["name"] for entry in deployments if entry["work_pool"]["name"] not in left_out]
     chosen = [argument for name in names for argument in ("--name", name)]
@@ -97,16 +105,18 @@ def _register(left_out: Collection[str]) -> None:
     # The pull step of prefect.yaml names the folder of this project on the workers' machines.
     environment = {"TRTOPS_CHECKOUT": str(FILE.parent), "PYTHONUNBUFFERED": "1", **os.environ}
     print(f"Registering {len(names)} deployments ...", flush=True)
-    lines = []
+    lines, registered = [], list[str]()
     with subprocess.Popen(
         command, cwd=FILE.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         for line in process.stdout or ():
             lines.append(line)
-            if registered := re.search(r"Deployment '(\S+)' successfully created", line):
-                print(f"  {registered[1]}", flush=True)
+            if match := re.search(r"Deployment '(\S+)' successfully created", line):
+                registered.append(match[1])
+                print(f"  {match[1]}", flush=True)
     if process.returncode:
         raise errors.ConfigError(f"Prefect refused a deployment: {''.join(lines).strip()[-2000:]}")
+    return registered
 
 
 def automations(webhook: UUID | None, find: Callable[[str], UUID | None]) -> list[AutomationCore]:

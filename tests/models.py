@@ -364,18 +364,9 @@ def overflowing() -> Case:
 
 
 ALL: tuple[Callable[[], Case], ...] = (
-    identity,
-    dynamic_identity,
-    multi_output,
-    reshape,
-    data_dependent,
-    conv_net,
-    transformer,
-    qdq_net,
-    branch,
-    loop,
+    identity, dynamic_identity, multi_output, reshape, data_dependent, conv_net, transformer, qdq_net, branch, loop,
     foldable,
-)
+)  # fmt: skip
 """Every model here that ONNX Runtime runs."""
 
 

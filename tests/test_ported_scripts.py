@@ -458,17 +458,9 @@ def error_texts(lib: Library) -> Any:
 
 
 IDIOMS = (
-    overridden_loaders,
-    overridden_runners,
-    changed_shapes,
-    dtypes_of_metadata,
-    loaded_results,
-    helpers,
-    error_texts,
-    own_compare_functions,
-    registered_references,
-    own_tools,
-)
+    overridden_loaders, overridden_runners, changed_shapes, dtypes_of_metadata, loaded_results, helpers, error_texts,
+    own_compare_functions, registered_references, own_tools,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.__name__)

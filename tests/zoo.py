@@ -215,17 +215,8 @@ def sequence() -> Case:
 
 
 EVALUATED: tuple[Callable[[], Case], ...] = (
-    segmentation,
-    classifier,
-    tiny_logits,
-    masked_attention,
-    key_value_cache,
-    lstm,
-    boxes,
-    qdq_net,
-    branch,
-    loop,
-)
+    segmentation, classifier, tiny_logits, masked_attention, key_value_cache, lstm, boxes, qdq_net, branch, loop,
+)  # fmt: skip
 """Models that are accurate in every precision."""
 
 CLASS_AXES = {

@@ -10,6 +10,7 @@ from typing import Any
 
 from trtops.record import Record, option_fields, to_jsonable
 from trtops.spec import IN_MEMORY, BuildConfig, OnnxRuntimeOptions, TensorRTOptions
+from trtops.system.allowed import split_script
 from trtops.system.processes import is_temporary
 from trtops.terminal import escaped
 
@@ -141,8 +142,7 @@ def _option(name: str, value: Any) -> Iterator[str]:
     elif isinstance(value, str) and value.startswith(IN_MEMORY):
         yield from ("--load-inputs" if name == "data" else option, _SAVED)
     elif name == "data":
-        script = value.rpartition(":")[0] if ".py:" in value else value
-        yield "--data-loader-script" if script.endswith(".py") else "--load-inputs"
+        yield "--data-loader-script" if split_script(value)[0].endswith(".py") else "--load-inputs"
         yield _path(value)
     elif name == "profiles":
         yield from _profiles(value)

@@ -434,8 +434,7 @@ class Tool:
         """Run the tool on this process' arguments, and exit with its exit code."""
         args = self.setup_parser().parse_args()
         self.parse(args)
-        with logging_as(self.arg_groups[LoggerArgs].args):  # type: ignore[attr-defined]
-            sys.exit(self.run(args))
+        sys.exit(self.run(args))
 
 
 def extend(parser: Parser) -> None:

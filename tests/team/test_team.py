@@ -147,7 +147,11 @@ def test_accounts_are_named_and_their_permissions_respected(running: RunningTeam
 
 @long
 def test_wrong_parameters_of_deployments_are_refused(deployed: RunningTeam):
-    for wrong, message in (({}, "'model' is a required property"), ({"model": "x.onnx", "precision": "fp61"}, "fp61")):
+    for wrong, message in (
+        ({}, "'model' is a required property"),
+        ({"model": "x.onnx", "precision": "fp61"}, "fp61"),
+        ({"model": "x.onnx", "presicion": "fp16"}, "'presicion' was unexpected"),
+    ):
         with pytest.raises(LookupError, match=message):
             deployed.start("convert/convert-cpu", **wrong)
 

@@ -392,7 +392,7 @@ class TestEngines:
         embedded.register("m", slow, "engine/engine.ort", alias="a")
 
         def search(verdict: str | None = None, **query: object) -> list[str]:
-            return [info.id for info, _ in embedded.engines(EngineQuery(**query), verdict=verdict)]
+            return [info.id for info, _ in embedded.engines(EngineQuery(**query, verdict=verdict))]
 
         best = {"best": "error/max_abs", "device": "L4"}
         assert search(**best, data="d.json@7f") == [fast, slow, bad]

@@ -134,8 +134,16 @@ class Engine:
         """Digest of the plan."""
         return sha256(self.plan)
 
-    def check_bytes(self, digest: object) -> None:
+    @classmethod
+    def packed(cls, backend: str, plan: bytes, options: Mapping[str, JSONValue], environment: Environment) -> Engine:
+        """Return an engine whose options state the digest of its plan, which :meth:`check_bytes` compares."""
+        engine = cls(backend=backend, plan=plan, environment=environment)
+        object.__setattr__(engine, "options", {"sha256": engine.sha256, **options})
+        return engine
+
+    def check_bytes(self) -> None:
         """Raise EngineLoadError if the plan has another digest: libraries load damaged weights without an error."""
+        digest = self.options.get("sha256")
         if digest != self.sha256:
             raise errors.EngineLoadError(
                 f"The engine's {len(self.plan)} bytes have digest {self.sha256[:12]}, expected {str(digest)[:12]}: "

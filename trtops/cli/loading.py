@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from trtops.comparator.table import COMPARISONS, METRICS
 from trtops.extras import require
 from trtops.metadata import TensorMetadata
 from trtops.patterns import MARK_ALL
+from trtops.system.allowed import split_script
 
 if TYPE_CHECKING:
     from trtops.backend.trt import Profile
@@ -38,9 +38,8 @@ def model_type(args: Options) -> str:
     """Return the type of the model: from the options, or from its file name."""
     if args.model_file is None:
         raise UsageError("no model is given. Options that take several words consume it as well: name it first")
-    # A script may name its function: network.py:load_network.
-    path = Path(re.sub(r"\.py:\w+$", ".py", args.model_file))
-    kind = args.model_type or _MODEL_TYPE_BY_SUFFIX.get(path.suffix.lower())
+    path = Path(split_script(args.model_file)[0])
+    kind = getattr(args, "model_type", None) or _MODEL_TYPE_BY_SUFFIX.get(path.suffix.lower())
     if kind is None and path.is_dir():
         kind = "ckpt"
     if kind is None:
@@ -317,8 +316,7 @@ def _parsed_network(args: Options, kind: str) -> Any:
     if kind == "trt-network-script":
         args.ignore(*groups.ONNX, groups.TRT_PARSE.without("--plugins"))
         args.ignore("strongly_typed", "mark_unfused_tensors_as_debug_tensors")
-        path, _, function = args.model_file.partition(".py:")
-        path = f"{path}.py" if function else path
+        path, function = split_script(args.model_file)
         return common.InvokeFromScript(path, function or args.trt_network_func or "load_network")
     args.ignore("trt_network_func")
     options = given(

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from trtops.errors import near
 from trtops.metadata import DataType
+from trtops.system.allowed import split_script
 
 Shape: TypeAlias = tuple[int | str, ...]
 
@@ -120,10 +121,8 @@ def script(default: str) -> Callable[[str], tuple[str, str]]:
     """Return a reader of ``file.py`` or ``file.py:function``, with a default function."""
 
     def convert(text: str) -> tuple[str, str]:
-        path, separator, function = text.rpartition(":")
-        if separator and path.endswith(".py"):
-            return path, function
-        return text, default
+        path, function = split_script(text)
+        return path, function or default
 
     return convert
 

@@ -181,14 +181,15 @@ def _place_of_side(tracker: object, config: object, arguments: Mapping[str, Any]
     return "tensorrt" if tested == "tensorrt" and arguments.get("command") is None else None
 
 
-def _place_of_gate(tracker: object, config: GateConfig, arguments: object) -> BuildPlace:
-    return BuildPlace(backend=config.build.backend, devices=config.devices)
-
-
 audit = flow_of(_audit, place_of=lambda tracker, config, arguments: arguments.get("backend"), by_steps=True)
 bundle = flow_of(bundle_op)
 choose = flow_of(_choose, by_steps=True)
-gate = flow_of(_gate, place_of=_place_of_gate, by_steps=True, after=_approved)
+gate = flow_of(
+    _gate,
+    place_of=lambda tracker, config, arguments: BuildPlace(backend=config.build.backend, devices=config.devices),
+    by_steps=True,
+    after=_approved,
+)
 triage = flow_of(triage_op)
 accuracy = flow_of(_accuracy, place_of=_place_of_side)
 precision = flow_of(_precision, place_of=_place_of_side)

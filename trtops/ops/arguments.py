@@ -18,21 +18,22 @@ from trtops.backend.torch import is_torch_model
 from trtops.ops.keywords import config_class_of
 from trtops.record import Record, check_bounds, file_fields, fitted
 from trtops.spec import BuildConfig
+from trtops.system.allowed import split_script
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MAX_STRUCTURE = 1 << 28  # bytes of a model file; a larger one has its weights inside
 _MODELS = ("model", "actual", "golden")  # parameters that may be PyTorch models
-_WITH_EXPORT_STAGE = ("compare", "convert", "evaluate", "triage")  # ops whose results report a bad export
 _WRITTEN = ("output", "output_dir")  # parameters of ops that name what is written
 
 
-def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
+def checked_arguments(op: Callable[P, R], *, reports_bad_export: bool = False) -> Callable[P, R]:
     """Decorate an op: a ConfigError names an argument of another type, or a file that is read and would be overwritten.
 
     Parameters annotated as paths or models are read; ``output`` is written. Fields of a config say themselves what they
-    are (:class:`trtops.record.Config`).
+    are (:class:`trtops.record.Config`). An export that does not repeat its PyTorch model raises InvalidModelError,
+    unless the op's result ``reports_bad_export``.
     """
     signature = inspect.signature(op)
 
@@ -42,7 +43,7 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
         arguments = bound.arguments
         for name in _MODELS:
             if name in arguments and is_torch_model(arguments[name]):
-                _export(op, arguments, name)
+                _export(op, arguments, name, reports_bad_export)
         reads, writes = list[tuple[str, Any]](), list[tuple[str, Any, Collection[str]]]()
         data_name = None  # of the weights next to the output
         for name, value in arguments.items():
@@ -74,7 +75,12 @@ def checked_arguments(op: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str) -> None:
+def checked_with_export(op: Callable[P, R]) -> Callable[P, R]:
+    """Decorate an op as :func:`checked_arguments`, whose result reports a bad export."""
+    return checked_arguments(op, reports_bad_export=True)
+
+
+def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str, allow_bad: bool) -> None:
     """Put the ONNX model in the place of a PyTorch model, and its opened data into the config."""
     from trtops.ops.evaluation.data import DataConfig  # these import what evaluates engines
     from trtops.ops.evaluation.torch_models import exported, exported_model
@@ -85,8 +91,7 @@ def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str) -> Non
         arguments[name] = exported(arguments[name], config)[0].path
         return
     build = next((value for value in arguments.values() if isinstance(value, BuildConfig)), None)
-    is_reported = op.__name__ in _WITH_EXPORT_STAGE
-    arguments[name], config = exported_model(arguments[name], config, build, allow_bad=is_reported)
+    arguments[name], config = exported_model(arguments[name], config, build, allow_bad=allow_bad)
     if arguments.get("resume") is None:  # a resumed campaign has a config of its own
         arguments["config"] = config
 
@@ -133,8 +138,11 @@ def refuse_overwriting(reads: Iterable[tuple[str, Any]], writes: Iterable[tuple[
                     raise errors.ConfigError(
                         f"{name} would overwrite {str(output)!r}, which {read_name} reads. Give another path."
                     )
-                may_have_weights = output.is_file() and source.suffix == ".onnx" and _is_within(output, source.parent)
-                if may_have_weights and output.resolve() in _weight_files(source):
+                are_files = output.is_file() and source.is_file() and source.suffix == ".onnx"
+                if not are_files or not _is_within(output, source.parent):
+                    continue
+                state = source.stat()
+                if output.resolve() in _weight_files(source, state.st_size, state.st_mtime_ns):
                     raise errors.ConfigError(
                         f"{name} would overwrite {str(output)!r}, which has weights of {read_name} {str(source)!r}. "
                         "Give another path."
@@ -148,8 +156,7 @@ def data_path(output: str | os.PathLike[str], name: str) -> Path:
 
 def _paths(value: Any) -> Iterator[Path]:
     if isinstance(value, (str, os.PathLike)):
-        # A script may name its function; a run of the store and an empty name are no files.
-        text = re.sub(r"(\.py):\w*$", r"\1", os.fspath(value))
+        text, _ = split_script(os.fspath(value))
         if text not in ("", "-") and not text.startswith("run:") and "\0" not in text:
             yield Path(text)
     elif isinstance(getattr(value, "path", None), Path):  # a loaded model
@@ -171,13 +178,14 @@ def _is_within(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
 
 
-def _weight_files(model: Path) -> set[Path]:
+@functools.lru_cache(maxsize=1)  # a command and its op both ask
+def _weight_files(model: Path, size: int, changed_ns: int) -> set[Path]:
     """Return the files with a model's weights; none if the model cannot be read, which is reported later."""
     from trtops.backend.onnx import external, walk
     from trtops.backend.onnx.model import read_proto
 
     try:
-        if not model.is_file() or model.stat().st_size > _MAX_STRUCTURE:
+        if size > _MAX_STRUCTURE:
             return set()
         # The key of each path of weights. To search is much less than to parse weights inside the file.
         with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeAlias, TypeVar
 
 from trtops.errors import InvalidModelError, WorkerError
 from trtops.extras import installed
@@ -119,6 +119,8 @@ class OpResult(Record):
     override :attr:`headline`.
     """
 
+    is_named_by_outcome: ClassVar[bool] = False  # whether the headline alone stands for the verdict
+
     title: str = ""  # what was done, and to what: ``convert model.onnx``
     run_id: str = ""  # the run that holds everything; empty without one
     url: str = ""  # a page of the run; empty if no run was kept, or it ends with this process
@@ -170,6 +172,8 @@ class OpResult(Record):
     @property
     def verdict_text(self) -> str:
         """The verdict, with the outcome if it says more."""
+        if self.is_named_by_outcome:
+            return self.headline
         return self.verdict if self.headline == self.verdict else f"{self.verdict} ({self.headline})"
 
     def overview(self) -> Table | None:

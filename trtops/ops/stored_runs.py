@@ -3,8 +3,8 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ from trtops.terminal import one_line, with_short_words
 from trtops.tracking import schema
 from trtops.tracking.base import RunStatus, Tracker, Verdict, run_id_of
 from trtops.tracking.records import ArtifactEntry, EngineQuery, RunInfo, Runs
+from trtops.verdict import worst
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +102,8 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
         verdict = filters.pop("verdict", None) or ("good" if engines.best else None)
         if unused := list(filter(filters.get, filters)):
             raise errors.ConfigError(f"Engines cannot be searched by {', '.join(unused)}; leave it out.")
-        search = partial(tracker.engines, engines, verdict=verdict, experiment=experiment)
-        matches = _best_of_each_model(search, limit) if engines.best else search(limit=limit)
+        query = replace(engines, verdict=verdict, experiment=experiment)
+        matches = _best_of_each_model(tracker, query, limit) if query.best else tracker.engines(query, limit)
         if not matches:
             _refuse_unknown(experiment, tracker)
     rows = []
@@ -122,23 +123,21 @@ def list_runs(tracker: Tracker, *, engines: EngineQuery | None = None, **filters
     return rows
 
 
-def _best_of_each_model(
-    search: Callable[..., list[tuple[RunInfo, float | None]]], limit: int | None
-) -> list[tuple[RunInfo, float | None]]:
+def _best_of_each_model(tracker: Tracker, query: EngineQuery, limit: int | None) -> list[tuple[RunInfo, float | None]]:
     """Return the best engine of each model; the best engines if they are of one model, since values compare only then.
 
-    A search for each model reads few of the engines of a large store.
+    With a limit, further searches leave out the models of earlier ones, so that few engines of a large store are read.
     """
-    best: list[tuple[RunInfo, float | None]] = []
-    digests: list[str] = []
-    while limit is None or len(best) < limit:
-        matches = search(limit=1, without_models=digests)
-        digest = matches[0][0].tags.get(schema.Tag.MODEL_SHA256, "") if matches else ""
-        if not matches or digest in digests:
+    best: dict[str, tuple[RunInfo, float | None]] = {}
+    first = matches = tracker.engines(query, limit)
+    while matches:
+        count = len(best)
+        for info, value in matches:
+            best.setdefault(info.tags.get(schema.Tag.MODEL_SHA256, ""), (info, value))
+        if limit is None or count == len(best) or len(best) >= limit:
             break
-        best += matches
-        digests.append(digest)
-    return best if len(best) > 1 else search(limit=limit)
+        matches = tracker.engines(replace(query, without_models=tuple(best)), limit)
+    return list(best.values())[:limit] if len(best) > 1 else first
 
 
 @checked_arguments
@@ -263,12 +262,17 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
     for run_id in run_ids:
         stored = tracker.load(run_id_of(run_id, tracker))
         evaluation = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
-        report, info = evaluation.report.evaluate(tolerances), stored.info
-        missing = "" if evaluation.evidence is None else evaluation.evidence.missing
-        # Other tolerances do not make the data prove more.
-        verdict, reasons = ("unproven", (missing,)) if report and missing else (report.verdict, report.reasons)
-        before = info.verdict or ""
-        evaluated.append(Reevaluated(id=info.id, name=info.name, before=before, verdict=verdict, reasons=reasons))
+        info, evidence = stored.info, evaluation.evidence
+        # Other tolerances do not make the data prove more, and an export is as wrong as before.
+        again = Evaluation(
+            report=evaluation.report.evaluate(tolerances),
+            evidence=None if evidence is None else replace(evidence, shapes=()),
+            export=evaluation.export,
+        )
+        entry = Reevaluated(
+            id=info.id, name=info.name, before=info.verdict or "", verdict=again.verdict, reasons=again.reasons
+        )
+        evaluated.append(entry)
     return evaluated
 
 
@@ -297,7 +301,7 @@ def compare_page(runs: Sequence[str], *, output: str | Path, tracker: Tracker | 
     fastest = f"; the fastest good one: {min(times, key=times.__getitem__)}" if times else ""
     document = Document(
         title=f"{Path(infos[0].fact(schema.Tag.MODEL_PATH) or infos[0].name).name}: {counted(len(infos), 'run')}",
-        verdict=max((info.verdict or "error" for info in infos), key=("good", "unproven", "bad", "error").index),
+        verdict=worst(info.verdict or "error" for info in infos),
         headline=f"{sum(info.verdict == 'good' for info in infos)} of {len(infos)} are good{fastest}",
         reasons=tuple(reasons),
     )

@@ -17,6 +17,12 @@ VARIABLE = "TRTOPS_ALLOWED_SCRIPTS"
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|dash|zsh|perl|ruby|node")
 
 
+def split_script(text: str) -> tuple[str, str]:
+    """Split ``script.py:function``; any other text, such as a path, has an empty function."""
+    match = re.fullmatch(r"(.+\.py):(\w*)", text)
+    return (match[1], match[2]) if match else (text, "")
+
+
 def check_file(path: str | os.PathLike[str], kind: str = "script") -> None:
     """Raise ConfigError if a file with code is not in an allowed folder; links are resolved. ``kind`` is its kind."""
     if (text := os.environ.get(VARIABLE)) is None:

@@ -12,7 +12,7 @@ either. Rules for all of them:
   written last, by :meth:`Run.finish`. A run without a manifest is incomplete.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +37,31 @@ from trtops.tracking.writing import Run as Run
 from trtops.verdict import Verdict as Verdict
 
 
-class Tracker(Protocol):
+class SearchableTracker(Protocol):
+    """The base class of trackers, each of which searches in its own way."""
+
+    def find(
+        self,
+        experiment: str | None = None,
+        *,
+        tags: Tags | None = None,
+        parent: str | None = None,
+        status: RunStatus | None = None,
+        limit: int | None = None,
+        id_prefix: str = "",
+    ) -> list[RunInfo]:
+        """Runs with all these tags, and ids beginning with ``id_prefix``, newest first."""
+        conditions = RunFilter(
+            experiment=experiment, tags=tags or {}, parent=parent, status=status, id_prefix=id_prefix
+        )
+        return self.search(conditions, limit)
+
+    @abstractmethod
+    def search(self, run_filter: RunFilter, limit: int | None) -> list[RunInfo]:
+        """Runs that pass the filter, newest first."""
+
+
+class Tracker(SearchableTracker, Protocol):
     """Keeps runs in experiments, and a registry of accepted engines.
 
     A registered model has numbered versions; a version is one artifact of one run. An alias points to one version and
@@ -63,19 +87,6 @@ class Tracker(Protocol):
 
     def load(self, run_id: str) -> StoredRun:
         """A complete run. Raises ``IncompleteRunError`` if it has no manifest."""
-        ...
-
-    def find(
-        self,
-        experiment: str | None = None,
-        *,
-        tags: Tags | None = None,
-        parent: str | None = None,
-        status: RunStatus | None = None,
-        limit: int | None = None,
-        id_prefix: str = "",
-    ) -> list[RunInfo]:
-        """Runs with all these tags, and ids beginning with ``id_prefix``, newest first."""
         ...
 
     def all_runs(self) -> Iterator[tuple[RunInfo, str]]:
@@ -142,44 +153,12 @@ class Tracker(Protocol):
         """Every alias of every registered model with its version, for versions in runs with all these tags."""
         ...
 
-    def engines(
-        self,
-        query: EngineQuery,
-        *,
-        experiment: str | None = None,
-        verdict: str | None = None,
-        limit: int | None = None,
-        without_models: Collection[str] = (),
-    ) -> list[tuple[RunInfo, float | None]]:
+    def engines(self, query: EngineQuery, limit: int | None = None) -> list[tuple[RunInfo, float | None]]:
         """Runs with engines matching a query, with the value of its ``best``: the lowest, or newest, first.
 
-        The best are no iterations. Engines of models with one of the digests ``without_models`` are left out.
+        The best are no iterations.
         """
         ...
-
-
-class SearchableTracker(ABC):
-    """The base class of trackers: turns the arguments of a search into a filter, which each applies in its own way."""
-
-    def find(
-        self,
-        experiment: str | None = None,
-        *,
-        tags: Tags | None = None,
-        parent: str | None = None,
-        status: RunStatus | None = None,
-        limit: int | None = None,
-        id_prefix: str = "",
-    ) -> list[RunInfo]:
-        """See :meth:`Tracker.find`."""
-        conditions = RunFilter(
-            experiment=experiment, tags=tags or {}, parent=parent, status=status, id_prefix=id_prefix
-        )
-        return self.search(conditions, limit)
-
-    @abstractmethod
-    def search(self, run_filter: RunFilter, limit: int | None) -> list[RunInfo]:
-        """Runs that pass the filter, newest first."""
 
 
 @contextmanager

@@ -201,15 +201,7 @@ class MemoryTracker(SearchableTracker):
                         accepted.append((alias, version))
         return accepted
 
-    def engines(
-        self,
-        query: EngineQuery,
-        *,
-        experiment: str | None = None,
-        verdict: str | None = None,
-        limit: int | None = None,
-        without_models: Collection[str] = (),
-    ) -> list[tuple[RunInfo, float | None]]:
+    def engines(self, query: EngineQuery, limit: int | None = None) -> list[tuple[RunInfo, float | None]]:
         raise errors.StoreError("Engines are searched by MLflow; give a store that it keeps.")
 
     def _data(self, run_id: str) -> _Data:

@@ -254,6 +254,9 @@ class EngineQuery(Record):
     kernel: str = ""
     above: tuple[tuple[str, float], ...] = ()  # metrics with the values that they exceed
     accepted: bool = False  # only those that an alias of the registry points to
+    experiment: str | None = None
+    verdict: str | None = None
+    without_models: tuple[str, ...] = ()  # digests of models
 
 
 @dataclass(frozen=True, kw_only=True)

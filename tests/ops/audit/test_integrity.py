@@ -136,7 +136,7 @@ FILES: dict[str, tuple[str, str, Callable[[bytes], bytes], str]] = {
     "the end of the engine": ("fp16", ENGINE, lambda data: data[: len(data) // 2], OPTIONS),
     "no engine at all": ("fp16", ENGINE, lambda data: b"engine", "cannot be read as an engine"),
     "a pickle as engine": ("gate", ENGINE, pickled, "cannot be read as an engine"),
-    "the engine's digest": ("fp32", OPTIONS, set_to("0" * 64, "plan_sha256"), OPTIONS),
+    "the engine's digest": ("fp32", OPTIONS, set_to("0" * 64, "sha256"), OPTIONS),
     "the engine's threads": ("fp32", OPTIONS, set_to(7, "intra_op_threads"), "intra_op_threads of the engine"),
     "a kernel": ("fp32", TACTICS, swapped("@CPU", "@GPU"), LAYERS),
     "a kernel of an iteration": ("iteration", TACTICS, swapped("@CPU", "@GPU"), LAYERS),

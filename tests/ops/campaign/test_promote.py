@@ -69,6 +69,18 @@ def test_resolving_gives_the_accepted_engine_and_it_runs(promoted, model, data, 
     assert (resolved.run_id, resolved.version, resolved.reason) == (promoted.run_id, promoted.version, "")
 
 
+def test_failed_registration_is_reported(good_and_bad, tracker, monkeypatch) -> None:
+    def register(*args: object, **options: object) -> None:
+        raise errors.TrackingUnavailableError("the store is gone")
+
+    monkeypatch.setattr(tracker, "register", register)
+    result = promote(good_and_bad["good"], tracker=tracker)
+
+    assert (result.verdict, result.headline, result.version) == ("error", "not registered", "")
+    assert result.reasons == ("The engine is good, but it is not registered: the store is gone",)
+    assert str(result.next_step) == f"trtops runs promote {good_and_bad['good']}"
+
+
 def test_reused_engine_is_promoted_without_builders_files(tmp_path, tracker) -> None:
     builder, user = tmp_path / "builder", tmp_path / "user"
     case = models.conv_net().fixed()

@@ -1,6 +1,7 @@
 """Where input data comes from, and what happens when it is not what it should be."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from trtops.metadata import TensorMetadata
 from trtops.ops.comparing.run import RunConfig, run_models
 from trtops.ops.comparing.saved_data import concat, merge
 from trtops.ops.evaluation import check
-from trtops.ops.evaluation.check import Evaluation
-from trtops.ops.evaluation.data import open_feeds
+from trtops.ops.evaluation.check import CheckConfig, Evaluation
+from trtops.ops.evaluation.data import DataConfig, open_feeds
 from trtops.spec import OptimizationProfile, ShapeRange
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.schema import Artifact, Tag
@@ -31,7 +32,7 @@ def feed(value: float) -> dict[str, np.ndarray]:
 
 
 def test_random_data_depends_on_seed_and_iteration() -> None:
-    first, again = (list(open_feeds(None, INPUTS, iterations=2, seed=7)) for _ in range(2))
+    first, again = (list(DataConfig(iterations=2, seed=7).open_for(None, inputs=INPUTS)) for _ in range(2))
     assert first[0]["x"].shape == (1, 2)
     assert not np.array_equal(first[0]["x"], first[1]["x"])
     assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(first, again))
@@ -43,14 +44,14 @@ def test_saved_outputs_decide_the_data(tmp_path: Path) -> None:
     saved.add([{"y": feed["x"]} for feed in plain], runner_name="onnxrt")
     saved.save(str(tmp_path / "golden.json"))
     profiles = (OptimizationProfile(shapes=(ShapeRange(name="x", min=(1, 1), opt=(1, 4), max=(1, 8)),)),)
-    options = {"profiles": profiles, "golden": str(tmp_path / "golden.json")}
+    config, options = CheckConfig(golden=str(tmp_path / "golden.json")), {"inputs": INPUTS, "profiles": profiles}
 
-    feeds = list(open_feeds(None, INPUTS, input_shapes={"x": (1, 4)}, **options))
+    feeds = list(replace(config, input_shapes={"x": (1, 4)}).open_for(None, **options))
 
     assert len(feeds) == 3
     assert all(np.array_equal(feed["x"], expected["x"]) for feed, expected in zip(feeds, plain))
-    assert open_feeds(None, INPUTS, **options).assumed == {"x": (1, 1)}
-    assert len(list(open_feeds([feed(1)], INPUTS, **options))) == 1  # there are no outputs for other shapes
+    assert config.open_for(None, **options).assumed == {"x": (1, 1)}
+    assert len(list(config.open_for(None, [feed(1)], **options))) == 1  # there are no outputs for other shapes
     assert len(list(open_feeds([feed(1)], INPUTS, profiles=profiles))) > 1
 
 

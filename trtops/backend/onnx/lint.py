@@ -242,8 +242,7 @@ def _checker_entries(model: onnx.ModelProto, deaths: Mapping[str, str]) -> Itera
         yield graph_entry(
             "warning", "Nodes are not in topological order; `trtops surgeon sanitize --toposort` sorts them."
         )
-        del checked.graph.node[:]
-        checked.graph.node.extend(model.graph.node[index] for index in order)
+        walk.set_order(checked.graph, order)
     if checked.ir_version:
         checked.ir_version = max(checked.ir_version, WEIGHTS_NEED_NO_INPUTS)
     for value in checked.graph.output:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from trtops import errors
-from trtops.backend.base import Build, Engine
+from trtops.backend.base import Build
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.device import environment as environment_of
 from trtops.backend.onnxrt.engine import onnx_engine, open_plan, pack
@@ -11,7 +11,6 @@ from trtops.backend.onnxrt.log import SessionLog
 from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.plan import Plan, describe, read_plan
 from trtops.backend.onnxrt.tactics import Candidate
-from trtops.record import sha256
 from trtops.spec import BuildConfig, BuildSpec, OnnxRuntimeOptions
 from trtops.tactics.record import TacticRecord
 
@@ -38,12 +37,10 @@ def adopt(plan: bytes, model: Model, config: BuildConfig) -> Build:
         device_sha256=environment.device_sha256,
         choices=tuple(replace(choice, replayable=False) for choice in choices),
     )
-    engine = pack(plan, Candidate(), options, environment, {})
-    engine_options = {name: value for name, value in engine.options.items() if name != "built_with"}
-    engine_options["format"] = "ONNX" if is_onnx else "ORT"
+    engine = pack(plan, Candidate(), options, environment, {"format": "ONNX" if is_onnx else "ORT"})
     return Build(
-        spec=BuildSpec(model_sha256=model.info.sha256, config=config, engine_sha256=sha256(plan), unknown=UNKNOWN),
-        engine=Engine(backend=engine.backend, plan=plan, options=engine_options, environment=environment),
+        spec=BuildSpec(model_sha256=model.info.sha256, config=config, engine_sha256=engine.sha256, unknown=UNKNOWN),
+        engine=engine,
         tactics=record,
         layers=layers,
         seconds=0.0,

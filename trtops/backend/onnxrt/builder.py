@@ -33,6 +33,7 @@ from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
 from trtops.calibration.quantization import Quantization
 from trtops.metadata import is_dynamic
+from trtops.record import JSONValue
 from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
 from trtops.tables import listed
 from trtops.tactics.record import TacticChoice, TacticRecord, carried_over
@@ -116,7 +117,10 @@ class OnnxRuntimeBackend:
                 gain = search.gain_over_fp32(model.proto(lean=True), optimized) if caches.timing is None else ""
             plan, (layers, choices) = optimized.plan, describe(optimized.graph, optimizer.model)
             optimizer.note_attempt(choice.candidate)
-        session_config = choice.candidate.session_config(rewritten.proto)
+        built_with: dict[str, JSONValue] = {
+            "disabled_optimizers": list(choice.candidate.disabled_optimizers),
+            "session_config": {**choice.candidate.session_config(rewritten.proto)},
+        }
         # A replay, or timings from a cache, did not load the engine; one that does not load must fail here, not in use.
         if choice.candidate.id not in budget.loaded:
             open_plan(plan, options, provider_settings(options, choice.candidate))
@@ -127,7 +131,7 @@ class OnnxRuntimeBackend:
             _check_followed(replay, record)
         build = Build(
             spec=request.spec(environment, rewritten.data_sha256),
-            engine=pack(plan, choice.candidate, options, environment, session_config),
+            engine=pack(plan, choice.candidate, options, environment, {"built_with": built_with}),
             tactics=record,
             layers=layers,
             timing_cache=timing_cache.to_bytes(),

@@ -28,7 +28,7 @@ from trtops.backend.onnxrt.session import (
 )
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.func import value_of
-from trtops.record import JSONValue, sha256
+from trtops.record import JSONValue
 from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.system.activity import Activity
 
@@ -42,22 +42,18 @@ def pack(
     candidate: Candidate,
     options: OnnxRuntimeOptions,
     environment: Environment,
-    session_config: dict[str, str],
+    further_options: Mapping[str, JSONValue],
 ) -> Engine:
-    """Return an engine with its session options for loading and those of its build."""
+    """Return an engine with its session options for loading, and further ones."""
     settings: dict[str, JSONValue] = dict(provider_settings(options, candidate))
     engine_options: dict[str, JSONValue] = {
         "version": _VERSION,
-        "plan_sha256": sha256(plan),
         "providers": list(options.providers),
         **({"provider_settings": settings} if settings else {}),
         "intra_op_threads": options.intra_op_threads,
-        "built_with": {
-            "disabled_optimizers": list(candidate.disabled_optimizers),
-            "session_config": {**session_config},
-        },
+        **further_options,
     }
-    return Engine(backend=BACKEND, plan=plan, options=engine_options, environment=environment)
+    return Engine.packed(BACKEND, plan, engine_options, environment)
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class SessionFromEngine:
                 f"The engine's options have version {options.get('version')!r}; expected {_VERSION}. Build the engine "
                 "again, or load it with the trtops that built it."
             )
-        engine.check_bytes(options.get("plan_sha256"))
+        engine.check_bytes()
         providers, threads = options.get("providers"), options.get("intra_op_threads")
         settings = options.get("provider_settings", {})
         if (

@@ -1,11 +1,11 @@
 """PyTorch modules and programs as models. Importing this package does not import torch."""
 
 import os
-import re
 import sys
 from typing import Any, Protocol
 
-SCRIPT = re.compile(r"(.+\.py):(\w+)")
+from trtops.system.allowed import split_script
+
 PICKLED = (".pt", ".pth", ".ckpt")
 
 
@@ -20,7 +20,7 @@ def is_torch_model(value: object) -> bool:
     """True for a module, a program, ``script.py:function``, or the path of a ``.pt2`` file. Does not import torch."""
     if isinstance(value, (str, os.PathLike)):
         text = os.fspath(value)
-        return isinstance(text, str) and (text.endswith((".pt2", *PICKLED)) or SCRIPT.fullmatch(text) is not None)
+        return isinstance(text, str) and (text.endswith((".pt2", *PICKLED)) or split_script(text)[1] != "")
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, (torch.nn.Module, torch.export.ExportedProgram))
 

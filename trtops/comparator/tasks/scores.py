@@ -17,6 +17,7 @@ from trtops.comparator.tasks.interval import CONFIDENCE, Sampled, difference_int
 from trtops.comparator.tasks.outputs import TaskOutputs, load_labels
 from trtops.lazy import function
 from trtops.record import Record
+from trtops.system.allowed import split_script
 
 Decision: TypeAlias = Literal["within", "beyond", "open"]
 
@@ -144,8 +145,8 @@ def task_metrics(names: Sequence[str]) -> list[TaskMetric]:
 
 
 def _load(name: str) -> tuple[str, Any]:
-    script, _, member = name.rpartition(":")
-    if script.endswith(".py"):
+    script, member = split_script(name)
+    if member:
         from trtops.backend.common import import_from_script
 
         return member, import_from_script(script, member)

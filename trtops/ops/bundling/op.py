@@ -73,6 +73,8 @@ class BundleConfig(Config):
 class BundleResult(OpResult):
     """A bundle, with the reproduced verdict and the names of its members."""
 
+    is_named_by_outcome = True
+
     verdict: Verdict = "good"  # always: a bundle that does not reproduce its verdict is not written
     repeats: Verdict
     path: str
@@ -86,11 +88,6 @@ class BundleResult(OpResult):
     def headline(self) -> str:
         """The reproduced verdict."""
         return f"reproduces {self.repeats}{'' if self.printed else ', not tried here'}"
-
-    @property
-    def verdict_text(self) -> str:
-        """The reproduced verdict: the bundle itself is neither good nor bad."""
-        return self.headline
 
     @property
     def because(self) -> tuple[str, ...]:

@@ -181,6 +181,8 @@ class BisectResult(OpResult):
     of the store's history or the first tensor that diverges.
     """
 
+    is_named_by_outcome = True
+
     outcome: SearchOutcome
     culprits: tuple[BisectCulprit, ...]
     suspects: tuple[Unit, ...] = ()
@@ -244,11 +246,6 @@ class BisectResult(OpResult):
         failed = sum(not trial.counted for trial in self.trials)
         failures = f" {failed} of them could not be built as requested." if failed else ""
         return f"{builds} were too few to decide.{failures} Give a larger budget, or another pair of builds."
-
-    @property
-    def verdict_text(self) -> str:
-        """The outcome of the search."""
-        return self.outcome
 
     @property
     def because(self) -> tuple[str, ...]:

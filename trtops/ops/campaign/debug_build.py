@@ -439,10 +439,8 @@ def _check_resumed(
     evaluate: EngineEvaluator | None,
 ) -> tuple[Model, DebugBuildConfig]:
     """The model and the config to resume a campaign with; ConfigError if they would make other builds or verdicts."""
-    loaded, began_with = (
-        Model.load(model or info.fact(schema.Tag.MODEL_PATH)),
-        info.tags.get(schema.Tag.MODEL_SHA256, ""),
-    )
+    loaded = Model.load(model or builds.find_model(tracker, info))
+    began_with = info.tags.get(schema.Tag.MODEL_SHA256, "")
     if loaded.info.sha256 != began_with:
         raise errors.ConfigError(
             f"{loaded.path} has digest {loaded.info.sha256[:12]}, and campaign {info.id} was started with "

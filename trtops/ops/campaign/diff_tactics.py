@@ -64,6 +64,8 @@ _DECIDED: tuple[Conclusion, ...] = ("confirmed", "no single tactic explains this
 class DiffTacticsResult(OpResult):
     """The diff, and files and runs without tactics, with the reason."""
 
+    is_named_by_outcome = True
+
     title: str = "diff tactics"
     verdict: Verdict = "good"  # ``unproven`` if there were not enough builds; a diff evaluates none itself
     builds: int
@@ -79,11 +81,6 @@ class DiffTacticsResult(OpResult):
     def headline(self) -> str:
         """The diff's conclusion."""
         return self.diff.conclusion
-
-    @property
-    def verdict_text(self) -> str:
-        """The conclusion: a diff evaluates no build."""
-        return self.headline
 
     @property
     def because(self) -> tuple[str, ...]:

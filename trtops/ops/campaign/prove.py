@@ -91,6 +91,8 @@ class ProveResult(OpResult):
     ``deny_run`` is the new entry of the deny-list, and ``denied`` are its tactics.
     """
 
+    is_named_by_outcome = True
+
     title: str = "prove"
     outcome: ProofOutcome
     summary: str
@@ -115,11 +117,6 @@ class ProveResult(OpResult):
         if not (self.run_id and self.outcome == "confirmed" and is_good):
             return super().next_step
         return NextStep("runs promote", {"run": self.good_run})
-
-    @property
-    def verdict_text(self) -> str:
-        """The outcome of the proof."""
-        return self.outcome
 
     @property
     def because(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.onnxrt.runner import reference_runner
 from trtops.comparator.report import iterations_of
 from trtops.comparator.results import RunResults
-from trtops.ops.arguments import checked_arguments
+from trtops.ops.arguments import checked_with_export
 from trtops.ops.evaluation.check import (
     CheckConfig,
     Evaluation,
@@ -85,7 +85,7 @@ class CompareResult(OpResult):
         return (Section(text="\n".join(describe_measurements(self.evaluation))),)
 
 
-@checked_arguments
+@checked_with_export
 def compare(
     actual: str | Path | Model,
     golden: str | Path | Model,

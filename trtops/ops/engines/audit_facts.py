@@ -63,7 +63,7 @@ def _compare_engine(run: StoredRun, path: str, environment: Environment, shared:
     """Compare an engine's bytes with its options, its layers with the logged ones, its interface with the model's."""
     build = builds.load_build(run)
     plan, options = build.engine.plan, build.engine.options
-    stated = options.get("plan_sha256", options.get("sha256"))
+    stated = options.get("sha256")
     facts.add("engine", {path: build.engine.sha256, Artifact.ENGINE_OPTIONS: stated})
     if environment.backend != "onnxruntime" or options.get("format") == "ONNX":
         return  # only its GPU reads a TensorRT engine, and an ONNX file is optimized when it is loaded

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import logging
 import platform
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +25,7 @@ from trtops.ops.result import OpResult, op_run, tracker_or_default
 from trtops.record import Config, Record, digest, setting, sha256_file
 from trtops.reports.document import Table
 from trtops.spec import BackendName, Precision
+from trtops.system.allowed import split_script
 from trtops.tables import counted, markdown_table, size
 from trtops.tracking import owner, schema
 from trtops.tracking.base import Tracker
@@ -245,7 +245,7 @@ def _plan_build(
         environment = engine_backend(build.backend).environment(convert_config.build)
     except errors.BackendError as exc:
         return _with_history(_outcome_of(build, "error", str(exc)), tracker, named)
-    file = Path(re.sub(r"(\.py):\w+$", r"\1", build.model))
+    file = Path(split_script(build.model)[0])
     try:
         export_key = _key_of(build)
         if export_key not in exports and is_torch_model(build.model):

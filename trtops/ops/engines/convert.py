@@ -16,7 +16,7 @@ from trtops.backend.worker import IsolatedBackend, may_crash
 from trtops.extras import installed, sentence
 from trtops.metadata import check_feed
 from trtops.next_step import arguments_of
-from trtops.ops.arguments import checked_arguments
+from trtops.ops.arguments import checked_with_export
 from trtops.ops.engines.convert_result import ConvertResult
 from trtops.ops.engines.fit_precision import fit_precision
 from trtops.ops.engines.request import CommandData, check_names, read_cache_file, read_timing_cache
@@ -81,7 +81,7 @@ class ConvertConfig(EngineConfig):
 
 
 @op_times()
-@checked_arguments
+@checked_with_export
 def convert(
     model: str | Path | Model,
     config: ConvertConfig = ConvertConfig(),

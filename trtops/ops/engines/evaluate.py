@@ -16,9 +16,9 @@ from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.arrays import as_arrays
 from trtops.comparator.report import ComparisonReport
-from trtops.metadata import Shape, TensorMetadata, is_dynamic
+from trtops.metadata import TensorMetadata, is_dynamic
 from trtops.next_step import arguments_of
-from trtops.ops.arguments import checked_arguments
+from trtops.ops.arguments import checked_with_export
 from trtops.ops.engines.convert import evaluate_build, log_model
 from trtops.ops.engines.evaluate_result import EngineVerdict, EvaluateResult
 from trtops.ops.engines.request import CommandData, check_names
@@ -65,7 +65,7 @@ class EvaluateConfig(Config):
     timeout_seconds: float | None = setting(None, least=0)
 
 
-@checked_arguments
+@checked_with_export
 def evaluate(
     engine: str | Path,
     model: str | Path | Model,
@@ -176,7 +176,9 @@ def _evaluate_file(
             spec = replace(build.spec, unknown=(*build.spec.unknown, "requested precision"))
             spec = replace(spec, config=replace(spec.config, precision=engine_precision(build)))
             build = replace(build, spec=spec)
-        _log_engine(run, build, loaded, backend, config)
+        builds.log_spec(run, build.spec, build.engine.environment)
+        builds.log_build(run, build, loaded.info, backend.engine_suffix)
+        log_model(run, loaded, keep=config.keep_model)
         evaluation, reasons = _evaluation(build, loaded, backend, config, run)
         computed = check_precision(build)
         outcome = EngineVerdict(
@@ -195,12 +197,6 @@ def _evaluate_file(
         run.rename(run_name(file.stem, computed.name, SHORT_NAMES[backend_name], device, verdict=outcome.verdict))
         title = f"evaluate {file.name}"
         return op.finish(EvaluateResult(title=title, subject=str(file), engines=(outcome,), options=options))
-
-
-def _log_engine(run: Run, build: Build, model: Model, backend: IsolatedBackend, config: EvaluateConfig) -> None:
-    builds.log_spec(run, build.spec, build.engine.environment)
-    builds.log_build(run, build, model.info, backend.engine_suffix)
-    log_model(run, model, keep=config.keep_model)
 
 
 def _evaluation(
@@ -248,15 +244,12 @@ def _misfits(inputs: TensorMetadata, expected: TensorMetadata) -> tuple[str, ...
         if len(dtypes) > 1 and dtypes != {"int32", "int64"}:
             texts.append(f"input {name!r} of the engine is {spec.dtype}; the model's is {expected[name].dtype}")
         shape, model_shape = spec.shape, expected[name].shape
-        if shape is not None and model_shape is not None and not _may_be_equal(shape, model_shape):
+        if shape is None or model_shape is None:
+            continue
+        same = [is_dynamic(a) or is_dynamic(b) or a == b for a, b in zip(shape, model_shape)]
+        if len(shape) != len(model_shape) or not all(same):
             texts.append(f"input {name!r} of the engine has shape {list(shape)}; the model's is {list(model_shape)}")
     return tuple(texts)
-
-
-def _may_be_equal(shape: Shape, model_shape: Shape) -> bool:
-    if len(shape) != len(model_shape):
-        return False
-    return all(is_dynamic(a) or is_dynamic(b) or a == b for a, b in zip(shape, model_shape))
 
 
 def _exchanged(
@@ -283,13 +276,14 @@ def _resemblance(report: ComparisonReport, precision: Precision) -> tuple[str, .
     if not correlations:
         return ()
     best = max(correlations)
-    cause = {
-        "fp32": "more than FP32 rounds: the engine may be of an earlier version of the weights, of a lower precision "
-        "(--precision), or optimized inexactly",
-        "int8": "more than 8 bits explain: the engine may have been quantized badly",
-        "fp8": "more than 8 bits explain: the engine may have been quantized badly",
-    }.get(precision, "")
     if best < _UNLIKE:
         cause = "the engine may be of another model or of other weights"
         return (f"the outputs do not follow the model's (correlation {best:.2f}): {cause}",)
-    return (f"the outputs follow the model's (correlation {best:.3f}), but differ by {cause}",) if cause else ()
+    if precision == "fp32":
+        cause = "more than FP32 rounds: the engine may be of an earlier version of the weights, of a lower precision "
+        cause += "(--precision), or optimized inexactly"
+    elif precision in ("int8", "fp8"):
+        cause = "more than 8 bits explain: the engine may have been quantized badly"
+    else:
+        return ()
+    return (f"the outputs follow the model's (correlation {best:.3f}), but differ by {cause}",)

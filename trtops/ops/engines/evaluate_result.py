@@ -15,9 +15,7 @@ from trtops.reports.document import Table
 from trtops.spec import BackendName
 from trtops.tables import counted, listed, markdown_table, size
 from trtops.terminal import one_line
-from trtops.verdict import Verdict
-
-_WORST_FIRST: tuple[Verdict, ...] = ("error", "bad", "unproven", "good")
+from trtops.verdict import WORST_FIRST, Verdict, worst
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,7 @@ class EvaluateResult(OpResult):
     @property
     def verdict(self) -> Verdict:
         """The worst of all engines."""
-        return next(verdict for verdict in _WORST_FIRST if any(e.verdict == verdict for e in self.engines))
+        return worst(engine.verdict for engine in self.engines)
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -59,7 +57,7 @@ class EvaluateResult(OpResult):
         if len(self.engines) == 1:
             return self.engines[0].reasons
         texts = []
-        for verdict in _WORST_FIRST[:-1]:
+        for verdict in WORST_FIRST[:-1]:
             if names := [Path(engine.file).name for engine in self.engines if engine.verdict == verdict]:
                 texts.append(f"{verdict}: {listed(names, 8)}")
         return tuple(texts)
@@ -99,7 +97,7 @@ class EvaluateResult(OpResult):
     def _table(self, *, reasons: bool) -> Table:
         """A row for each engine, the worst first."""
         rows = []
-        for engine in sorted(self.engines, key=lambda engine: _WORST_FIRST.index(engine.verdict)):
+        for engine in sorted(self.engines, key=lambda engine: WORST_FIRST.index(engine.verdict)):
             latency = None if engine.evaluation is None else engine.evaluation.latency
             p50 = "-" if latency is None else f"{latency.p50_ms:.3f} ms"
             row = [Path(engine.file).name, engine.called or "-", engine.verdict, p50, engine.run_id[:8] or "-"]

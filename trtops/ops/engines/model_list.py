@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtops import errors
-from trtops.backend.torch import SCRIPT
 from trtops.comparator.report import Tolerances
 from trtops.ops.engines.convert import ConvertConfig
 from trtops.ops.engines.yaml_records import merge, read_yaml
@@ -28,6 +27,7 @@ from trtops.spec import (
     Precision,
     TensorRTOptions,
 )
+from trtops.system.allowed import split_script
 
 _PATHS = ("data", "labels", "golden", "calibration_data", "calibration_cache")
 
@@ -109,17 +109,9 @@ class ListedModel(DataConfig):
         options: BackendOptions = self.onnxruntime if backend == "onnxruntime" else self.tensorrt
         minutes = self.policy.timeout_minutes
         names = (
-            "data",
-            "input_shapes",
-            "input_dtypes",
-            "iterations",
-            "seed",
-            "val_range",
-            "metric",
-            "labels",
-            "loss",
+            "data", "input_shapes", "input_dtypes", "iterations", "seed", "val_range", "metric", "labels", "loss",
             "golden",
-        )
+        )  # fmt: skip
         same = {name: getattr(self, name) for name in names}
         return ConvertConfig(
             build=BuildConfig(
@@ -166,12 +158,11 @@ class ModelList(Record):
         for entry, line in zip(self.models, self.lines):
             # The pattern without the escapes of glob.escape()
             plain = Path(re.sub(r"\[([*?[])\]", r"\1", entry.model))
-            is_one = plain.is_file() or SCRIPT.fullmatch(str(plain)) is not None
+            is_one = plain.is_file() or split_script(str(plain))[1] != ""
             files = [str(plain)] if is_one else sorted(glob.glob(entry.model, recursive=True))
             missing = [] if files else [f"model: {plain} matches no file."]
             for key in _PATHS:
-                # A script is followed by the name of its function.
-                path = re.sub(r"(?<=\.py):.*", "", getattr(entry, key) or "")
+                path, _ = split_script(getattr(entry, key) or "")
                 if path and not Path(path).exists():
                     missing.append(f"{key}: {path} does not exist.")
             for file, backend, precision in itertools.product(files or [str(plain)], entry.backends, entry.precisions):

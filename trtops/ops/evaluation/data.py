@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -34,13 +35,12 @@ from trtops.metadata import DEFAULT_SHAPE_VALUE, DataType, TensorMetadata, is_dy
 from trtops.ops.evaluation.shapes import OTHER, ShapePoint, points, profile_of, spanning, with_profiles
 from trtops.record import Config, Record, setting
 from trtops.spec import IN_MEMORY, BuildConfig, OptimizationProfile, Rounding
-from trtops.system.allowed import check_file
+from trtops.system.allowed import check_file, split_script
 from trtops.system.processes import temporary_prefix
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
     from trtops.backend.base import BaseRunner
-    from trtops.backend.onnx.accepted_inputs import AcceptedInputs
     from trtops.backend.onnx.model import Model
 
 
@@ -127,46 +127,26 @@ class Feeds:
 
 
 def open_feeds(
-    source: DataSource | Feeds | None,
+    source: DataSource | Feeds,
     inputs: TensorMetadata,
     *,
-    iterations: int = 2,
-    seed: int = 1,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    val_range: Mapping[str, tuple[float, float]] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     profiles: Sequence[OptimizationProfile] = (),
-    accepted: Callable[[], AcceptedInputs] | None = None,
-    golden: str | None = None,
-    runs: Callable[[Feed], bool] | None = None,
+    added: bool = True,
 ) -> Feeds:
     """Open a data source for inputs of a model. Numbers of another type than the input's are cast, with a warning.
 
     The source is a path to saved inputs (``.json``), to one feed (``.npz`` with an array per input, ``.npy`` for one
     input), to a folder of such files, or to a script (``loader.py`` or ``loader.py:function``, by default
-    ``load_data``); or an iterable of feeds. A :class:`~trtops.comparator.DataLoader` first gets the inputs. None is
-    random data, with the sizes of :func:`trtops.ops.evaluation.shapes.points`.
+    ``load_data``); or an iterable of feeds. A :class:`~trtops.comparator.DataLoader` first gets the inputs.
 
-    Given data must have the ``input_shapes`` unless there are profiles, for whose shapes data follows. ``accepted``
-    returns the values and sizes that the model accepts. Sizes that nothing determines are halved until ``runs`` returns
-    true for a feed: a transformer may have few positions. With a ``golden`` file of saved outputs, profiles add none,
-    since there are no outputs for them, and random data is what ``trtops run`` and Polygraphy make by default.
+    The data must have the ``input_shapes`` unless there are profiles. Data for the shapes of these is ``added``.
 
     Raises ConfigError if the path does not exist, its suffix is unknown, or shapes do not fit the model.
     """
-    shapes = input_shapes or {}
-    if source is None and golden is not None:
-        return _data_of_saved_outputs(golden, inputs, seed, shapes, profiles)
-    if source is None:
-        accepted_inputs = None if accepted is None else accepted()
-        ranges = val_range or {}
-        for name in filter(None, ranges):
-            errors.check_known(name, list(inputs), "val_range: the model has no input")
-        return _random_feeds(
-            inputs, shapes, profiles, accepted_inputs, iterations=iterations, seed=seed, val_range=ranges, runs=runs
-        )
     is_open = isinstance(source, Feeds)  # then its feeds are not read again
     feeds = source if isinstance(source, Feeds) else _opened(data_source(source), inputs)
-    required_shapes = {} if profiles else shapes
+    required_shapes = {} if profiles else input_shapes
 
     def cast() -> Iterator[Feed]:
         for feed in feeds if is_open else feeds._open():
@@ -184,7 +164,7 @@ def open_feeds(
 
     if not profiles:
         return Feeds(feeds.source, cast)
-    return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=golden is None))
+    return Feeds(feeds.source, lambda: with_profiles(cast(), inputs, profiles, added=added))
 
 
 def _opened(source: str, inputs: TensorMetadata) -> Feeds:
@@ -201,17 +181,18 @@ def _opened(source: str, inputs: TensorMetadata) -> Feeds:
 
 
 def _random_feeds(
-    inputs: TensorMetadata,
-    input_shapes: Mapping[str, Sequence[int]],
-    profiles: Sequence[OptimizationProfile],
-    accepted: AcceptedInputs | None,
-    *,
-    iterations: int,
-    seed: int,
-    val_range: Mapping[str, tuple[float, float]],
-    runs: Callable[[Feed], bool] | None,
+    config: DataConfig, inputs: TensorMetadata, profiles: Sequence[OptimizationProfile], model: Model | None
 ) -> Feeds:
-    """Random data of every shape to evaluate; arguments as for :func:`open_feeds`."""
+    """Random data of every shape to evaluate, with the sizes of :func:`trtops.ops.evaluation.shapes.points`.
+
+    Sizes that nothing determines are halved until the model runs: a transformer may have few positions.
+    """
+    from trtops.backend.onnx.accepted_inputs import accepted_inputs  # imports onnx
+
+    accepted = None if model is None else accepted_inputs(model.structure())
+    seed, val_range = config.seed, config.val_range
+    for name in filter(None, val_range):
+        errors.check_known(name, list(inputs), "val_range: the model has no input")
     # Both signs, since a fault that needs negative numbers is invisible in 0..1. Random integers index tables in
     # many models, where values out of range crash or read garbage.
     ranges = {"": (0.0, 1.0)}
@@ -231,7 +212,7 @@ def _random_feeds(
             metadata = TensorMetadata()
             for name, shape in point.shapes.items():
                 metadata.add(name, inputs[name].dtype, shape)
-            count = 1 if number else iterations
+            count = 1 if number else config.iterations
             loader = DataLoader(first, count, metadata, ranges, words=words)
             loader.input_metadata = inputs
             first += count
@@ -239,9 +220,10 @@ def _random_feeds(
 
     other = OTHER
     # A profile of one shape may have been made of assumed sizes (DataConfig.profiled).
-    if runs is not None and all(bounds.min == bounds.max for profile in profiles for bounds in profile.shapes):
-        other = _size_that_runs(lambda size: points(inputs, input_shapes, (), accepted, size), random, runs)
-    planned = points(inputs, input_shapes, profiles, accepted, other)
+    if model is not None and all(bounds.min == bounds.max for profile in profiles for bounds in profile.shapes):
+        points_of = partial(points, inputs, config.input_shapes, (), accepted)
+        other = _size_that_runs(points_of, random, partial(_runs, model))
+    planned = points(inputs, config.input_shapes, profiles, accepted, other)
     assumed = {name: planned[0].shapes[name] for name in planned[0].assumed}
     return Feeds(f"random data (seed {seed}{described})", lambda: random(planned), random=True, assumed=assumed)
 
@@ -267,13 +249,10 @@ def _size_that_runs(
 
 
 def _data_of_saved_outputs(
-    golden: str,
-    inputs: TensorMetadata,
-    seed: int,
-    input_shapes: Mapping[str, Sequence[int]],
-    profiles: Sequence[OptimizationProfile],
+    config: DataConfig, golden: str, inputs: TensorMetadata, profiles: Sequence[OptimizationProfile]
 ) -> Feeds:
     """The random data of a plain ``trtops run``: as many feeds as there are saved outputs, with 1 for unknown sizes."""
+    seed, input_shapes = config.seed, config.input_shapes
 
     def made() -> Iterator[Feed]:
         shapes = TensorMetadata()
@@ -341,27 +320,23 @@ class DataConfig(Config):
     ) -> Feeds:
         """The feeds of a model (default: from the config); random data has values accepted by the model.
 
-        Data for every shape of the ``profiles`` follows. An engine without a model needs ``inputs``. Errors as in
-        :func:`open_feeds`.
+        Data for every shape of the ``profiles`` follows. An engine without a model needs ``inputs``. With saved
+        ``golden`` outputs, profiles add no data, since there are no outputs for it, and random data is what
+        ``trtops run`` and Polygraphy make by default. Errors as in :func:`open_feeds`.
         """
-        from trtops.backend.onnx.accepted_inputs import accepted_inputs  # imports onnx
-
         # Before anything is built or run: golden outputs and limits come from ONNX Runtime.
         require(
             *(["onnxruntime"] if model else []), *(["matplotlib"] if getattr(self, "plots", "") == "always" else [])
         )
-        return open_feeds(
-            self.data if instead is None else instead,
-            TensorMetadata.of(model.info.inputs if model else ()) if inputs is None else inputs,
-            iterations=self.iterations,
-            seed=self.seed,
-            input_shapes=self.input_shapes,
-            val_range=self.val_range,
-            profiles=profiles,
-            accepted=None if model is None else lambda: accepted_inputs(model.structure()),
-            golden=getattr(self, "golden", None),  # of a CheckConfig
-            runs=None if model is None else partial(_runs, model),
-        )
+        source, golden = self.data if instead is None else instead, getattr(self, "golden", None)  # of a CheckConfig
+        if inputs is None:
+            inputs = TensorMetadata.of(model.info.inputs if model else ())
+        if source is not None:
+            shapes = self.input_shapes
+            return open_feeds(source, inputs, input_shapes=shapes, profiles=profiles, added=golden is None)
+        if golden is not None:
+            return _data_of_saved_outputs(self, golden, inputs, profiles)
+        return _random_feeds(self, inputs, profiles, model)
 
 
 _ran: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], bool] = {}  # by digest of the model, and shapes
@@ -392,18 +367,14 @@ def scripts_of(*sources: str | None) -> list[str]:
     """The scripts among data sources."""
     scripts: list[str] = []
     for source in filter(None, sources):
-        path, _ = _path_and_function(source)
-        scripts += [str(path)] if path.suffix == ".py" else []
+        path, _ = split_script(source)
+        scripts += [path] if path.endswith(".py") else []
     return scripts
 
 
-def _path_and_function(text: str) -> tuple[Path, str]:
-    script, _, function = text.rpartition(":")
-    return (Path(script), function) if script.endswith(".py") else (Path(text), "load_data")
-
-
 def _from_path(text: str, inputs: TensorMetadata) -> Feeds:
-    path, function = _path_and_function(text)
+    script, function = split_script(text)
+    path, function = Path(script), function or "load_data"
     if text.startswith(IN_MEMORY):
         raise errors.ConfigError(f"The data were {text} of another process. Save them, and give the path to {_KINDS}.")
     if not path.exists():

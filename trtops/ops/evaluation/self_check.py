@@ -147,9 +147,7 @@ def check_repeated(
     differ = any(not np.array_equal(array, last.get(name, ())) for name, array in first.items())
     feed = as_arrays(next(iter(feeds))) if differ else {}
     relations = {name: skipped(name, _ON_REQUEST) for name in RELATIONS}
-    checked: tuple[RelationName, ...] = (
-        ("repeated inference", "shape order") if after_larger else ("repeated inference",)
-    )
+    checked: tuple[RelationName, ...] = ("repeated inference", "shape order")
     with OwnResults(reference_runner(model), _precision(model, build)) as own_results:
         for name in checked if after_larger else checked[:1]:
             findings = own_results.compare(name, Result(feed, first), Result(feed, last))

@@ -49,7 +49,8 @@ def exported(
     check, build = getattr(config, "check", config), getattr(config, "build", build)
     data, calibration = getattr(check, "data", None), getattr(config, "calibration_data", None)
     is_same = data is not None and is_same_source(data, calibration)
-    feeds = None if (data or calibration) is None else open_feeds(data or calibration, TensorMetadata())
+    data_source = data or calibration
+    feeds = None if data_source is None else open_feeds(data_source, TensorMetadata())
     profiles = (getattr(config, "profiles", ()) or profiles) if build is None else build.profiles
     shapes, types = getattr(check, "input_shapes", {}), getattr(check, "input_dtypes", {})
     example = _example(model, feeds, shapes, types, profiles)
@@ -60,8 +61,8 @@ def exported(
             f"PyTorch to ONNX: {reasons}. The data and profiles have other sizes. Compute with tensors what depends on "
             "the size, or give one size only."
         )
-    if feeds is not None and (result.dropped or not isinstance(data or calibration, ArraysInMemory)):
-        opened = ArraysInMemory(data or calibration)
+    if feeds is not None and (result.dropped or not isinstance(data_source, ArraysInMemory)):
+        opened = ArraysInMemory(data_source)
         inputs = result.inputs
         opened.feeds = Feeds(feeds.source, lambda: ({n: feed[n] for n in feed if n in inputs} for feed in feeds))
         if data is not None:
@@ -119,6 +120,8 @@ def _example(
     for name, shape in shapes.items():
         sizes.setdefault(name, []).insert(0, shape)
     names = model.inputs
+    if not names:
+        raise errors.ConfigError(f"{model.source} is {model.signature}; expected parameters with names, one per input.")
     for name in (*sizes, *types):
         errors.check_known(name, names, f"{model.source} is {model.signature}; it has no input")
     if not sizes and model.program is not None:
@@ -128,7 +131,8 @@ def _example(
         raise errors.InputError(
             f"{model.source} is {model.signature}, and the shapes of its inputs are not known. Give data with an array "
             "for each input (--load-inputs FILE.npz; in Python data={'x': array}), or shapes and types (--input-shapes "
-            "x:[2,3,224,224], --input-dtypes ids:int64)."
+            "x:[2,3,224,224], --input-dtypes ids:int64). For commands without these options, `trtops convert` writes an "
+            "ONNX file (-o net.onnx)."
         )
     random, dynamic = np.random.default_rng(1), dict[str, tuple[int, ...]]()
     for name in filter(sizes.__contains__, names):

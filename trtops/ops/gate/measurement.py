@@ -336,9 +336,9 @@ class Measurement:
                 ranked_runs.append(((same_model, same_release, int(version.version)), info))
         if not ranked_runs and config.require_accepted:
             text = (
-                f"there is no accepted {config.build.precision.upper()} engine of {name!r} for this device to compare"
+                f"there is no accepted {config.build.precision.upper()} engine of {name!r} for this device to compare "
+                "with; register one (`trtops runs promote RUN`), or leave --require-accepted out"
             )
-            text += " with; register one (`trtops runs promote RUN`), or leave --require-accepted out"
             raise NotMeasuredError(Finding("accepted", "refuse", text))
         return max(ranked_runs, key=lambda ranked: ranked[0])[1] if ranked_runs else None
 
@@ -358,12 +358,10 @@ class Measurement:
                         raise
                     tried.append(f"{name_of(release)!r}: {exc}")
                     continue
-                if (environment.backend, environment.backend_version) == (
-                    origin.backend,
-                    origin.backend_version,
-                ):
+                title = f"{environment.backend} {environment.backend_version}"
+                if title == f"{origin.backend} {origin.backend_version}":
                     return build, backend
-                tried.append(f"{name_of(release)!r} has {environment.backend} {environment.backend_version}")
+                tried.append(f"{name_of(release)!r} has {title}")
             raise errors.BackendUnavailableError(
                 f"The accepted engine was built with {origin.backend} {origin.backend_version} and only runs with "
                 f"that release; {'; '.join(tried)}. Name that release as well."
@@ -399,7 +397,7 @@ def _facts(run_id: str, build: Build, process: EngineProcess, outputs: RunResult
     tensors = [("input", spec.name, spec.dtype, spec.shape) for spec in process.inputs().values()]
     tensors += [("output", name, array.dtype, array.shape) for name, array in outputs[0][1][0].items()]
     engine = build.engine
-    options = {name: value for name, value in engine.options.items() if name != "plan_sha256"}
+    options = {name: value for name, value in engine.options.items() if name != "sha256"}
     identity: list[JSONValue] = [engine.sha256, options]
     if engine.backend == "onnxruntime":  # it writes equal graphs with tables in another order each time
         # Settings at their defaults are recorded if there was time to try others.

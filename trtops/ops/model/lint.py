@@ -27,7 +27,7 @@ def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed
     ((), 9)
     """
     if input_shapes and feed is None:
-        from trtops.ops.evaluation.data import open_feeds  # slow to import, and rarely needed
+        from trtops.ops.evaluation.data import DataConfig  # slow to import, and rarely needed
 
         fixed = {name: tuple(1 if is_dynamic(dim) else dim for dim in shape) for name, shape in input_shapes.items()}
         try:
@@ -36,7 +36,7 @@ def lint(model: Source, *, input_shapes: Mapping[str, Shape] | None = None, feed
             return linting.lint(model)  # which reports it
         graph = (proto.structure() if isinstance(proto, Model) else proto).graph
         inputs = inputs_with_shapes(TensorMetadata.of(input_specs(graph)), fixed)
-        feed = next(iter(open_feeds(None, TensorMetadata.of(inputs[name] for name in fixed))))
+        feed = next(iter(DataConfig().open_for(None, inputs=TensorMetadata.of(inputs[name] for name in fixed))))
     report = linting.lint(model, feed)
     if not any((entry.source, entry.level) == ("onnxruntime", "exception") for entry in report.entries):
         return report

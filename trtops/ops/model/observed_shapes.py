@@ -8,7 +8,6 @@ import onnx
 
 from trtops import errors
 from trtops.backend.base import Feed
-from trtops.backend.onnx.accepted_inputs import accepted_inputs
 from trtops.backend.onnx.edit import element_type
 from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnxrt.observe import observe
@@ -33,7 +32,7 @@ def with_observed_shapes(
     feed: Feed = {}
     if inputs:
         source = DataLoader() if feeds is None else feeds
-        feed = dict(next(iter(open_feeds(source, inputs, accepted=lambda: accepted_inputs(opened.structure())))))
+        feed = dict(next(iter(open_feeds(source, inputs))))
     check_feed(inputs, feed)
     proto = opened.proto()
     graph = proto.graph

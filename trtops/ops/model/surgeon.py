@@ -295,41 +295,31 @@ def operate(
     model is checked.
     """
     with Activity(f"changing {model if isinstance(model, (str, Path)) else 'the model'}"):
-        return _operate(model, output, save_as, change, check)
-
-
-def _operate(
-    model: Source,
-    output: str | Path | None,
-    save_as: SaveConfig | None,
-    change: Callable[[onnx.ModelProto], list[str] | tuple[onnx.ModelProto, list[str]]],
-    check: Literal["before", "after"],
-) -> SurgeonResult:
-    if isinstance(model, (str, Path)):
-        log.info("Loading model: %s", model, extra=ON_STDOUT)
-    proto = _load_with_weights(model)
-    save_as = save_as or SaveConfig()
-    before = _count_nodes(proto)
-    _log_model("Original Model", proto)
-    if check == "before":
-        check_structure(proto)
-    done = change(proto)
-    proto, changes = done if isinstance(done, tuple) else (proto, done)
-    if check == "after":
-        check_structure(proto)
-    if output is not None:
-        log.info("Saving ONNX model to: %s", output, extra=ON_STDOUT)
-        save_model(proto, output, **save_as.to_options())
-        _log_model("New Model", proto)
-    for sentence in changes:
-        log.debug("%s", sentence)
-    return SurgeonResult(
-        path=None if output is None else str(output),
-        nodes_before=before,
-        nodes=_count_nodes(proto),
-        changes=tuple(changes),
-        model=proto,
-    )
+        if isinstance(model, (str, Path)):
+            log.info("Loading model: %s", model, extra=ON_STDOUT)
+        proto = _load_with_weights(model)
+        save_as = save_as or SaveConfig()
+        before = _count_nodes(proto)
+        _log_model("Original Model", proto)
+        if check == "before":
+            check_structure(proto)
+        done = change(proto)
+        proto, changes = done if isinstance(done, tuple) else (proto, done)
+        if check == "after":
+            check_structure(proto)
+        if output is not None:
+            log.info("Saving ONNX model to: %s", output, extra=ON_STDOUT)
+            save_model(proto, output, **save_as.to_options())
+            _log_model("New Model", proto)
+        for sentence in changes:
+            log.debug("%s", sentence)
+        return SurgeonResult(
+            path=None if output is None else str(output),
+            nodes_before=before,
+            nodes=_count_nodes(proto),
+            changes=tuple(changes),
+            model=proto,
+        )
 
 
 def _log_model(title: str, proto: onnx.ModelProto) -> None:

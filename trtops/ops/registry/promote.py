@@ -9,6 +9,7 @@ from trtops.backend.base import Build, BuildRequest, Caches, Engine
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.report import compare_outputs
+from trtops.next_step import NextStep
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.devices import BuildPlace, warm_backend
 from trtops.ops.evaluation.check import CheckConfig, Evaluation, evaluate, log_evaluation, with_power
@@ -79,8 +80,15 @@ class PromoteResult(OpResult):
 
     @property
     def headline(self) -> str:
-        """``accepted``, ``refused``, or ``verified`` before it is registered."""
+        """``accepted``, ``refused``, ``verified`` before it is registered, or ``not registered``."""
+        if self.verdict == "error":
+            return "not registered"
         return "accepted" if self.version else "verified" if self.verdict == "good" else "refused"
+
+    @property
+    def next_step(self) -> NextStep | None:
+        """The same promotion if the store failed when the engine was to be registered."""
+        return NextStep("runs promote", {"run": self.source_run}) if self.verdict == "error" else super().next_step
 
     @property
     def figures(self) -> str:
@@ -113,7 +121,7 @@ def promote(
     """Build from a good run's tactic record, verify it, and register it as the accepted engine.
 
     It is refused, and not registered, if it is not good, does not compute in the requested precision, or does not agree
-    with the good run's engine.
+    with the good run's engine. If the store fails when it is registered, the verdict is ``error``.
 
     Args:
         run_id: A good build's run, or a good iteration's.
@@ -178,7 +186,10 @@ def promote(
     if result.verdict != "good":
         return result
     # Last, since a version has to be one of a complete run.
-    version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=run_id)
+    try:
+        version, _ = register_accepted(tracker, result.run_id, build, name=result.name, evidence=run_id)
+    except errors.TrackingError as exc:
+        return replace(result, verdict="error", reasons=(f"The engine is good, but it is not registered: {exc}",))
     return replace(result, version=version.version)
 
 

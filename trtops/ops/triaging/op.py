@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.next_step import NextStep, arguments_of
-from trtops.ops.arguments import checked_arguments
+from trtops.ops.arguments import checked_with_export
 from trtops.ops.evaluation.data import check_source
 from trtops.ops.evaluation.export_check import ExportedModel
 from trtops.ops.result import model_file, model_source, op_run
@@ -81,7 +81,7 @@ QUESTIONS: dict[str, Question] = {
 """Every question. The first is ``export`` for a PyTorch model, and ``data`` for others."""
 
 
-@checked_arguments
+@checked_with_export
 def triage(
     model: str | Path | Model,
     config: TriageConfig = TriageConfig(),

@@ -177,21 +177,18 @@ class Engines:
         self,
         experiments: list[str],
         query: EngineQuery,
-        verdict: str | None,
         versions: Collection[tuple[str, str]] | None,
         limit: int | None,
-        without_models: Collection[str] = (),
     ) -> list[tuple[str, float | None]]:
         """Runs with matching engines, and the value of ``query.best`` as their sort key.
 
-        With ``versions``, as name and version, only engines that are registered as one of them; ``without_models``
-        are digests of models.
+        With ``versions``, as name and version, only engines that are registered as one of them.
         """
-        conditions = [] if verdict is None else [f"tags.`{Tag.VERDICT}` = {_quoted(verdict)}"]
+        conditions = [] if query.verdict is None else [f"tags.`{Tag.VERDICT}` = {_quoted(query.verdict)}"]
         if query.best:
             conditions.append(f"tags.`{Tag.KIND}` != 'iteration'")
-        if without_models:
-            conditions.append(f"tags.`{Tag.MODEL_SHA256}` NOT IN ({', '.join(map(_quoted, without_models))})")
+        if query.without_models:
+            conditions.append(f"tags.`{Tag.MODEL_SHA256}` NOT IN ({', '.join(map(_quoted, query.without_models))})")
         if versions is not None:
             conditions.append(f"tags.`{VERSIONS}` != ''")
         if query.kernel:

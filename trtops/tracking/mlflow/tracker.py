@@ -141,8 +141,7 @@ class MlflowTracker(SearchableTracker):
         return StoredRun(info, manifest, files.get, files.peek, self.load, details)
 
     def search(self, run_filter: RunFilter, limit: int | None) -> list[RunInfo]:
-        experiment, parent = run_filter.experiment, run_filter.parent
-        ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
+        ids, parent = self._experiment_ids(run_filter.experiment), run_filter.parent
         if not ids or limit == 0:
             return []
         if parent is not None and is_local(parent):
@@ -359,20 +358,12 @@ class MlflowTracker(SearchableTracker):
                     alias_versions.append((alias, version))
         return alias_versions
 
-    def engines(
-        self,
-        query: EngineQuery,
-        *,
-        experiment: str | None = None,
-        verdict: str | None = None,
-        limit: int | None = None,
-        without_models: Collection[str] = (),
-    ) -> list[tuple[RunInfo, float | None]]:
-        ids = self._all_experiments() if experiment is None else self._known_experiment(masked(experiment))
+    def engines(self, query: EngineQuery, limit: int | None = None) -> list[tuple[RunInfo, float | None]]:
+        ids = self._experiment_ids(query.experiment)
         versions = {(version.name, version.version) for _, version in self.accepted()} if query.accepted else None
         if not ids or versions == set():
             return []
-        engine_values = dict(self.linked_engines.search(ids, query, verdict, versions, limit, without_models))
+        engine_values = dict(self.linked_engines.search(ids, query, versions, limit))
         infos: dict[str, RunInfo] = {}
         for start in range(0, len(engine_values), 500):
             query_runs = f"attributes.run_id IN ({', '.join(map(repr, [*engine_values][start : start + 500]))})"
@@ -423,6 +414,9 @@ class MlflowTracker(SearchableTracker):
             if not self._known_experiment(name):
                 raise
         return self._known_experiment(name)[0]
+
+    def _experiment_ids(self, name: str | None) -> list[str]:
+        return self._all_experiments() if name is None else self._known_experiment(masked(name))
 
     def _known_experiment(self, name: str) -> list[str]:
         experiment = self._connection.experiment(name)

@@ -17,7 +17,7 @@ from trtops.backend.trt.describe import inspector
 from trtops.backend.trt.infer.runner import TrtRunner
 from trtops.backend.trt.library import device
 from trtops.metadata import is_dynamic
-from trtops.record import sha256
+from trtops.record import JSONValue
 from trtops.spec import BuildConfig, BuildSpec, Environment, OptimizationProfile
 from trtops.tactics.record import TacticRecord
 
@@ -52,18 +52,16 @@ class TensorRTBackend:
             for described in inspector.profiles_of(engine, inputs):
                 profiles.append(OptimizationProfile(shapes=described))
         names = [spec.name for spec in model.info.outputs if spec.name in outputs]
-        options: dict[str, Any] = {
-            "sha256": sha256(plan),
-            "outputs": [*names, *(name for name in outputs if name not in names)],
-        }
+        outputs_in_order: list[JSONValue] = [*names, *(name for name in outputs if name not in names)]
+        adopted = Engine.packed(self.name, plan, {"outputs": outputs_in_order}, environment)
         return Build(
             spec=BuildSpec(
                 model_sha256=model.info.sha256,
                 config=replace(config, profiles=tuple(profiles)),
-                engine_sha256=sha256(plan),
+                engine_sha256=adopted.sha256,
                 unknown=("builder flags", "tactics that the builder timed", "timing cache", "calibration data"),
             ),
-            engine=Engine(backend=self.name, plan=plan, options=options, environment=environment),
+            engine=adopted,
             tactics=TacticRecord(
                 mechanism="inspector",
                 backend_version=environment.backend_version,
@@ -86,8 +84,8 @@ class TensorRTBackend:
             built = engine() if callable(engine) else engine
             names = built.options.get("outputs")
             runner.output_order = tuple(map(str, names)) if isinstance(names, list) else ()
-            if (expected := built.options.get("sha256")) is not None:
-                built.check_bytes(expected)
+            if "sha256" in built.options:
+                built.check_bytes()
             compatible = bool(built.options.get("version_compatible"))
             built.check_place(device.environment(), any_release=compatible)
             # The digest shows that these are the bytes of the recorded build, so its host code may run.

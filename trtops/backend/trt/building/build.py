@@ -23,7 +23,7 @@ from trtops.backend.trt.describe import inspector
 from trtops.backend.trt.library import device
 from trtops.backend.trt.lines import Feature
 from trtops.calibration.cache import CalibrationCache
-from trtops.record import sha256
+from trtops.record import JSONValue
 from trtops.spec import Layer, TensorRTOptions
 from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord, carried_over
@@ -330,13 +330,8 @@ class EngineBuild:
         return TacticRecord(mechanism="inspector", backend_version=version, device_sha256=sha, choices=choices)
 
     def _engine(self, plan: bytes) -> Engine:
-        return Engine(
-            backend="tensorrt",
-            plan=plan,
-            options={
-                "sha256": sha256(plan),
-                "version_compatible": self.options.version_compatible,
-                "outputs": [*(spec.name for spec in self.model.info.outputs), *self.build_config.mark],
-            },
-            environment=self.environment,
-        )
+        options: dict[str, JSONValue] = {
+            "version_compatible": self.options.version_compatible,
+            "outputs": [*(spec.name for spec in self.model.info.outputs), *self.build_config.mark],
+        }
+        return Engine.packed("tensorrt", plan, options, self.environment)

@@ -17,6 +17,7 @@ from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job, store_of, tracker
 from trtops.cli.logs import log_line, say, say_progress, say_result
 from trtops.logger import G_LOGGER
+from trtops.system.allowed import split_script
 
 if TYPE_CHECKING:
     from trtops.ops.campaign.debug_build import CampaignProgress
@@ -327,7 +328,7 @@ def _campaign(args: Options) -> Job:
     options = {"resume": args.resume, "allow_scripts": bool(args.allow_scripts), "progress": _say_progress}
     if args.resume and args.model_file is None:
         return op_job(args, "debug_build", None, None, store="reads", **options)
-    is_model = loading.model_type(args) in ("onnx", "torch") or ".py:" in args.model_file
+    is_model = loading.model_type(args) in ("onnx", "torch") or split_script(args.model_file)[1]
     if loading.wants_onnx_changes(args) or not is_model:
         raise UsageError("a campaign builds an unchanged model; change its ONNX file first with `trtops surgeon`")
     for name in ("artifacts", "iter_info", "save_tactics"):

@@ -75,6 +75,8 @@ class EngineSummary(Record):
 class InspectEnginesResult(OpResult):
     """The comparison of two engines; the page has at most ``shown`` boundaries and rows."""
 
+    is_named_by_outcome = True
+
     title: str = "engines"
     verdict: Verdict = "good"  # always: engines are compared, not evaluated
     a: EngineSummary
@@ -90,11 +92,6 @@ class InspectEnginesResult(OpResult):
             return f"{self.b.ms:.3f} ms for {self.a.ms:.3f} ms, {self.b.inserted} layers inserted for {self.a.inserted}"
         different = sum(row.differs for row in self.alignment.rows)
         return f"{different} of {len(self.alignment.rows)} rows of layers differ"
-
-    @property
-    def verdict_text(self) -> str:
-        """The difference: engines are compared, not evaluated."""
-        return self.headline
 
     def body(self) -> Iterable[str]:
         """Both engines in numbers, boundaries, rows, and rows without a counterpart."""
