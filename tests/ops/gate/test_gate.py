@@ -61,11 +61,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tracker() -> MemoryTracker:
-    return MemoryTracker()
-
-
-@pytest.fixture(scope="module")
 def heads(folder: Path) -> Path:
     return gates.write(gates.ten_outputs(), folder, "heads")
 
