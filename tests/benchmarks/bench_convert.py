@@ -99,7 +99,7 @@ def main() -> None:
             work: list[float] = []
             flow = flow_of(timing(convert_ops.convert, op), by_steps=True)
             with (
-                mock.patch.object(convert_ops, "_evaluate", timing(convert_ops._evaluate, work)),
+                mock.patch.object(convert_ops, "evaluate_build", timing(convert_ops.evaluate_build, work)),
                 mock.patch.object(backend, "build", timing(backend.build, work)),
             ):
                 whole, _ = timed(lambda: flow(digits.model, config), time.process_time)  # noqa: B023

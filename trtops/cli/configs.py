@@ -14,13 +14,13 @@ from trtops.cli import groups, loading
 from trtops.cli.flags import Flag, Group, Options, UsageError, flag
 from trtops.comparator.table import LIMITED
 from trtops.record import OptionField, option_fields, with_options
-from trtops.spec import BuildConfig, OnnxRuntimeOptions, OptimizationProfile, ShapeRange, TensorRTOptions
 from trtops.system.allowed import split_script
 
 if TYPE_CHECKING:
     from trtops.cli.script import Call
     from trtops.comparator.report import Tolerances
     from trtops.ops.search.command import CommandCheck
+    from trtops.spec import BuildConfig, OptimizationProfile
 
 _NO_LIMIT = 86400.0  # a day
 
@@ -154,6 +154,8 @@ _TRT_ONLY = groups.SPEC.without(
 
 def build_config(args: Options, backend: str) -> BuildConfig:
     """Return the build config, for ops; a UsageError for an option without effect on recorded builds."""
+    from trtops.spec import OnnxRuntimeOptions, TensorRTOptions  # not for help
+
     # A spec identifies a build. An option outside of it would make two builds look alike.
     recorded = {*(build_flag.dest for build_flag in groups.SPEC.flags), *_FILES}
     for build_flag in Group("", *groups.TRT_BUILD, groups.TRT_LOAD).flags:
@@ -188,6 +190,8 @@ def profiles(args: Options) -> tuple[OptimizationProfile, ...]:
     """Return the requested optimization profiles."""
     if not any(args.pick("trt_min_shapes", "trt_opt_shapes", "trt_max_shapes").values()):
         return ()
+    from trtops.spec import OptimizationProfile, ShapeRange
+
     optimization_profiles = []
     for shapes in loading.profiles(args) or ():
         ranges = []

@@ -19,12 +19,10 @@ import threading
 from collections.abc import Container, Sequence
 
 import trtops
-from trtops import terminal
 from trtops.cli import registry
 from trtops.cli.signals import FORWARDED, INTERRUPTED, INTERRUPTING, UNREAD
 from trtops.errors import near
-from trtops.system.processes import BRIEF_SPIN
-from trtops.terminal import bold
+from trtops.terminal import bold, print_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,14 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     This process' own command runs in a child process, which native code may crash.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:
-        _open_closed_streams()
-        atexit.register(_discard_unwritable_rest)  # first, so that it is called last
-    if arguments is not None or not {"-h", "--help"}.isdisjoint(words):
+    if arguments is not None:
         return _run_line(words, own_process=False)
-    from trtops.cli.supervised import supervise  # takes as long to import as help takes to print
-
+    _open_closed_streams()
+    atexit.register(_discard_unwritable_rest)  # first, so that it is called last
     try:
+        if not {"-h", "--help"}.isdisjoint(words):
+            return _run_line(words, own_process=True)
+        from trtops.cli.supervised import supervise  # takes as long to import as help takes to print
+
         return supervise(lambda: _run_line(words, own_process=True), words)
     finally:
         # The last garbage collection of all modules and arrays would only delay the end of the process.
@@ -78,9 +77,6 @@ def _run_line(words: list[str], own_process: bool) -> int:
     if own_process:
         # Imports make half a million objects, none of them garbage: searching them takes a quarter of a short command.
         gc.set_threshold(1_000_000)
-    # Before numpy is imported, which reads these variables then.
-    for name, value in BRIEF_SPIN.items():
-        os.environ.setdefault(name, value)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A tensor's name in letters that the terminal lacks must not make a command fail.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -100,6 +96,10 @@ def _run_line(words: list[str], own_process: bool) -> int:
     try:
         path, rest = find_command(words)
         if path in registry.COMMANDS:
+            from trtops.system.processes import BRIEF_SPIN
+
+            for name, value in BRIEF_SPIN.items():  # before numpy is imported, which reads these variables then
+                os.environ.setdefault(name, value)
             from trtops.cli.command_line import run_command
 
             code = run_command(path, rest, words)
@@ -119,7 +119,7 @@ def _run_line(words: list[str], own_process: bool) -> int:
         else:
             exit_code = 3
             with contextlib.suppress(OSError):  # the log may be on the same full disk
-                terminal.print_line(f"trtops: the output cannot be written: {exc}", sys.stderr)
+                print_line(f"trtops: the output cannot be written: {exc}", sys.stderr)
         _discard_unwritable_rest()
         return exit_code
     finally:
@@ -178,7 +178,7 @@ def _help_on_words(path: registry.Path, rest: list[str]) -> int:
         deeper = [" ".join(command_path) for command_path in paths if command_path[-1] == rest[0]]
         hint = f"Did you mean {' or '.join(map(repr, deeper))}?" if deeper else near(rest[0], registry.below(path))
         problem = f"{prog}: unknown command {rest[0]!r}. {hint}\nTry: {prog} -h"
-    terminal.print_line(problem, sys.stderr)
+    print_line(problem, sys.stderr)
     return 2
 
 

@@ -138,8 +138,11 @@ def refuse_overwriting(reads: Iterable[tuple[str, Any]], writes: Iterable[tuple[
                     raise errors.ConfigError(
                         f"{name} would overwrite {str(output)!r}, which {read_name} reads. Give another path."
                     )
-                may_have_weights = output.is_file() and source.suffix == ".onnx" and _is_within(output, source.parent)
-                if may_have_weights and output.resolve() in _weight_files(source):
+                are_files = output.is_file() and source.is_file() and source.suffix == ".onnx"
+                if not are_files or not _is_within(output, source.parent):
+                    continue
+                state = source.stat()
+                if output.resolve() in _weight_files(source, state.st_size, state.st_mtime_ns):
                     raise errors.ConfigError(
                         f"{name} would overwrite {str(output)!r}, which has weights of {read_name} {str(source)!r}. "
                         "Give another path."
@@ -175,13 +178,14 @@ def _is_within(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve())
 
 
-def _weight_files(model: Path) -> set[Path]:
+@functools.lru_cache(maxsize=1)  # a command and its op both ask
+def _weight_files(model: Path, size: int, changed_ns: int) -> set[Path]:
     """Return the files with a model's weights; none if the model cannot be read, which is reported later."""
     from trtops.backend.onnx import external, walk
     from trtops.backend.onnx.model import read_proto
 
     try:
-        if not model.is_file() or model.stat().st_size > _MAX_STRUCTURE:
+        if size > _MAX_STRUCTURE:
             return set()
         # The key of each path of weights. To search is much less than to parse weights inside the file.
         with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

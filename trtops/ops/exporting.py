@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
+from trtops.next_step import quoted
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.bundling.case import Case, evaluated_case
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
@@ -79,7 +80,7 @@ class ExportResult(OpResult):
     @property
     def figures(self) -> str:
         """How to check the server."""
-        return f"start the server, then run `python {self.client}`"
+        return f"start the server, then run `python {quoted(self.client)}`"
 
     def body(self) -> Iterable[str]:
         """The files, and how to use them."""
@@ -89,7 +90,7 @@ class ExportResult(OpResult):
 
 
 @checked_arguments
-def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) -> ExportResult:
+def export(run: str, config: ExportConfig = ExportConfig(), *, tracker: Tracker | None = None) -> ExportResult:
     """Write the engine of a build into a Triton model repository, as the next version of a model.
 
     Triton batches requests only if the profiles take the batches, and the self-check showed that rows of a batch do not
@@ -105,8 +106,8 @@ def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) ->
         raise errors.ConfigError("There is no folder to export to: give that of a Triton model repository (--triton).")
     tracker = tracker_or_default(tracker)
     stored = tracker.load(run_id_of(run, tracker))
-    if stored.info.verdict is None:
-        raise errors.ConfigError(f"Run {stored.info.id} built no engine: it is a {stored.info.kind}.")
+    if stored.info.verdict is None or schema.Artifact.SPEC not in stored:
+        raise errors.ConfigError(f"Run {stored.info.id} holds no engine; its kind is {stored.info.kind}.")
     if (materials := read_materials(stored.get(schema.Artifact.MATERIALS))) is not None:
         scripts = scripts_of(CheckConfig.from_dict(materials.check).data)
         ask_for(stored.info.id, scripts, (), allowed=config.allow_scripts)

@@ -16,9 +16,8 @@ from onnx import helper, numpy_helper
 
 from tests import models
 from trtops import errors
-from trtops.backend.onnx import Model, copying
+from trtops.backend.onnx import Model, copying, save
 from trtops.backend.onnx.model import model_digest
-from trtops.backend.onnx.save import model_bytes
 from trtops.metadata import DataType
 
 Change = Callable[[onnx.ModelProto], object]
@@ -261,13 +260,22 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
         Model.load(path)
 
 
-def test_model_bytes_estimate_the_serialized_size() -> None:
+def test_models_of_many_bytes_are_measured_and_written_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "_MANY_BYTES", 0)
+
     class TooLarge:  # as messages of protobuf 6 are above 2 GiB
         def ByteSize(self) -> int:
             raise EncodeError("too large")
 
     assert copying.message_bytes(TooLarge()) == 1 << 31
     proto = models.conv_net().proto
-    assert abs(model_bytes(proto) - proto.ByteSize()) < 1000
+    assert abs(save.model_bytes(proto) - proto.ByteSize()) < 1000
     proto.graph.initializer.append(onnx.helper.make_tensor("v", onnx.TensorProto.INT64, [5000], [-1] * 5000))
-    assert 5000 * 8 < proto.ByteSize() < model_bytes(proto) + 1000
+    assert 5000 * 8 < proto.ByteSize() < save.model_bytes(proto) + 1000
+    weight = numpy_helper.from_array(np.arange(1000.0), "w")
+    weight.doc_string = "from 0"
+    proto.graph.initializer.append(weight)
+    save.save_model(proto, tmp_path / "model.onnx")
+    assert onnx.load(tmp_path / "model.onnx") == proto

@@ -56,19 +56,32 @@ def _copy(source: Any, target: Any, put: PutTensor) -> None:
     """Copy a message's set fields; fields containing tensors are copied message by message."""
     for field, value in source.ListFields():
         name = field.name
-        if isinstance(value, (int, float, str, bytes)):
-            setattr(target, name, value)
-        elif field.message_type is None or name not in _TENSOR_FIELDS:
-            if isinstance(value, Message):
-                getattr(target, name).CopyFrom(value)
-            else:
-                getattr(target, name).extend(value)
+        if field.message_type is None or name not in _TENSOR_FIELDS:
+            _copy_field(target, name, value)
         elif isinstance(value, Message):
             _copy_part(value, getattr(target, name), put)
         else:
             parts = getattr(target, name)
             for part in value:
                 _copy_part(part, parts.add(), put)
+
+
+def around(source: Any, field: str) -> tuple[Any, Any]:
+    """Copy a message's fields that are serialized before one of them, and those after it."""
+    before, after, number = type(source)(), type(source)(), source.DESCRIPTOR.fields_by_name[field].number
+    for descriptor, value in source.ListFields():
+        if descriptor.number != number:
+            _copy_field(before if descriptor.number < number else after, descriptor.name, value)
+    return before, after
+
+
+def _copy_field(target: Any, name: str, value: Any) -> None:
+    if isinstance(value, (int, float, str, bytes)):
+        setattr(target, name, value)
+    elif isinstance(value, Message):
+        getattr(target, name).CopyFrom(value)
+    else:
+        getattr(target, name).extend(value)
 
 
 def _copy_part(part: Any, target: Any, put: PutTensor) -> None:

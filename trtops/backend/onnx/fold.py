@@ -306,13 +306,14 @@ class _GraphPass:
         """Whether a node's result is constant, and ONNX Runtime may be able to compute it."""
         if not node.output or (self.scope, node.output[0]) in self.folding.stuck:
             return False
+        if not all(name in self.tensors or name in computed for name in walk.uses(node)):
+            return False
         if walk.is_random(node) or any(inner.op_type in _QUANTIZE for inner in walk.nodes_within(node)):
             return False
         domain = walk.domain(node)
         # The onnx package has no schemas of ONNX Runtime's own operators.
-        if domain != "com.microsoft" and not onnx.defs.has(node.op_type, self.folding.versions.get(domain, 0), domain):
-            return False
-        return all(name in self.tensors or name in computed for name in walk.uses(node))
+        version = self.folding.versions.get(domain, 0)
+        return domain == "com.microsoft" or bool(onnx.defs.has(node.op_type, version, domain))
 
     def _computable(self, nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
         """Split nodes into those computable from known tensors, and the rest."""

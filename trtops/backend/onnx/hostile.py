@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,7 +36,7 @@ _MAX_SMALL_NODES, _MAX_GROWTH = 10_000, 200
 _MAX_DEPTH = 200
 _MAX_LENGTH = 1 << 16
 _PROPAGATING = {"Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Range", "Slice", "Sub", "Squeeze", "Unsqueeze"}
-_Bounds: TypeAlias = "ChainMap[str, int]"  # of vectors' lengths or of ranks, by name, of a graph and those around it
+_Bounds: TypeAlias = MutableMapping[str, int]  # vectors' lengths or ranks, by name, of a graph and those around it
 _ASSUMED_RANK = 8  # of tensors without a declaration
 # Their results are never sizes. Without these, networks that join feature maps often would count as bombs.
 _DATA = {
@@ -99,7 +99,7 @@ def can_propagate_values(model: onnx.ModelProto) -> bool:
             for name in node.output:
                 lengths[name], ranks[name] = length, min(rank, _MAX_LENGTH + 1)  # bounded, since ranks may double
         bodies = chain.from_iterable(map(walk.subgraphs, nodes))
-        return all(graph_stays_short(body, lengths.new_child(), ranks.new_child()) for body in bodies)
+        return all(graph_stays_short(body, ChainMap({}, lengths), ChainMap({}, ranks)) for body in bodies)
 
     def graph_stays_short(graph: onnx.GraphProto, lengths: _Bounds, ranks: _Bounds) -> bool:
         for value in (*graph.input, *graph.value_info):
@@ -112,8 +112,8 @@ def can_propagate_values(model: onnx.ModelProto) -> bool:
             lengths[tensor.name] = tensor.dims[0] if len(tensor.dims) == 1 else 1
         return stays_short(graph.node, lengths, ranks)
 
-    functions = all(stays_short(function.node, ChainMap(), ChainMap()) for function in model.functions)
-    return functions and graph_stays_short(model.graph, ChainMap(), ChainMap())
+    functions = all(stays_short(function.node, {}, {}) for function in model.functions)
+    return functions and graph_stays_short(model.graph, {}, {})
 
 
 def _largest_output(node: onnx.NodeProto, lengths: _Bounds, ranks: _Bounds) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from trtops.backend.onnx import copying, external, walk
 from trtops.backend.onnx.hostile import MAX_NODES, bad_divisors, check_inlined_size
 from trtops.backend.onnx.messages import ModelProto, TensorProto
 from trtops.metadata import DataType, Dim, TensorSpec
+from trtops.record import sha256
 from trtops.system.files import read_regular
 from trtops.system.limits import time_limit, too_slow
 
@@ -158,7 +158,7 @@ def model_digest(model: onnx.ModelProto, folder: Path | None = None) -> str:
             node.attribute.sort(key=lambda a: a.name)
     for function in bare.functions:
         _clear_comments(function)
-    return hashlib.sha256(_DIGEST_FORMAT + bare.SerializeToString(deterministic=True)).hexdigest()
+    return sha256(_DIGEST_FORMAT + bare.SerializeToString(deterministic=True))
 
 
 def _clear_comments(message: Any, *others: str) -> None:
@@ -168,6 +168,8 @@ def _clear_comments(message: Any, *others: str) -> None:
 
 def _tensor_digest(tensor: onnx.TensorProto, folder: Path | None, end: float) -> bytes:
     """Return the SHA-256 of a tensor's raw elements (32 bytes), read until ``end`` (``time.monotonic()``)."""
+    import hashlib
+
     sha = hashlib.sha256()
     if external.is_external(tensor):
         for block in external.locate(tensor, folder).blocks():
@@ -246,7 +248,7 @@ def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, prefix: 
     """Check and describe a model; error messages begin with ``prefix``."""
     try:
         check_structure(model)
-        sha256 = model_digest(model, folder)
+        digest = model_digest(model, folder)
     except errors.InvalidModelError as exc:
         raise type(exc)(f"{prefix}{exc}") from None
     # Slow to import, and not needed by commands that only parse a file.
@@ -254,7 +256,7 @@ def _model_info(model: onnx.ModelProto, name: str, folder: Path | None, prefix: 
 
     return ModelInfo(
         name=name,
-        sha256=sha256,
+        sha256=digest,
         inputs=tuple(input_specs(model.graph)),
         outputs=tuple(map(tensor_spec, model.graph.output)),
         opset=walk.opset(model),

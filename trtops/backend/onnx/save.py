@@ -1,6 +1,7 @@
 """Models written to files or bytes: completely or not at all, with weights inside the file or next to it."""
 
 import contextlib
+import io
 import itertools
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +19,7 @@ from trtops.system.files import open_atomically, replaced_together
 # Bytes of a message that protobuf still serializes, with a margin.
 PROTOBUF_LIMIT = (1 << 31) - (1 << 20)
 _SHAPE_BYTES = 1024
+_MANY_BYTES = 8 << 20  # of a message that takes less time to write in parts than in one go
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
@@ -27,8 +29,9 @@ def serialize(model: onnx.ModelProto) -> bytes:
         raise errors.InvalidModelError(
             f"The model has {size / 2**30:.2f} GiB; a serialized model holds at most 2 GiB. Save it with external data."
         )
-    data: bytes = with_weights(model).SerializeToString()
-    return data
+    buffer = io.BytesIO()
+    _write(model, size, buffer)
+    return buffer.getvalue()
 
 
 def serialize_lean(model: onnx.ModelProto) -> bytes:
@@ -96,9 +99,10 @@ def save_model(
     """
     path = Path(path)
     if external_data_path is None:
-        if model_bytes(model) < PROTOBUF_LIMIT:
+        size = model_bytes(model)
+        if size < PROTOBUF_LIMIT:
             with open_atomically(path) as file:
-                _write_whole(model, file)
+                _write(model, size, file)
             return
         external_data_path = ""
     folder_or_file = f"{path.name}.data" if all_tensors_to_one_file else "."
@@ -135,34 +139,44 @@ def save_model(
             file.write(_checked_bytes(written))
 
 
-def _write_whole(model: onnx.ModelProto, file: IO[bytes]) -> None:
-    """Write a model into one file; the weights of a lean one are read one at a time."""
-    if not is_lean(model):
-        file.write(_checked_bytes(model))
+def _write(model: onnx.ModelProto, size: int, file: IO[bytes]) -> None:
+    """Write a model of about this size, in bytes, into one file."""
+    if size <= _MANY_BYTES and not is_lean(model):
+        file.write(model.SerializeToString())
         return
-    # Protobuf would hold all weights twice. Its format is a field's number, the number of bytes, and the bytes.
-    bare = copying.copy_of(model)
-    bare.graph.ClearField("initializer")
-    graph = with_weights(bare).graph.SerializeToString()
-    bare.ClearField("graph")
-    heads: list[bytes] = []
-    values: list[ExternalData | None] = []
+    # The weights one at a time: protobuf would hold all of them twice more. Its format is a field's number, the number
+    # of bytes, and the bytes.
+    graph_head, graph_tail = (
+        with_weights(ModelProto(graph=part)).graph.SerializeToString()
+        for part in copying.around(model.graph, "initializer")
+    )
+    size = len(graph_head) + len(graph_tail)
+    parts: list[tuple[bytes, ExternalData | onnx.TensorProto | None, bytes]] = []
     for tensor in model.graph.initializer:
+        source, head, length, tail = None, tensor, 0, TensorProto()
         if external.is_anchored(tensor):
-            location, header = external.locate(tensor), TensorProto(doc_string=tensor.doc_string)
-            copying.copy_header(tensor, header)
-            inside = header.SerializeToString() + _field_head(TensorProto, "raw_data", location.length)
-        else:
-            location, inside = None, tensor.SerializeToString()
-        length = 0 if location is None else location.length
-        heads.append(_field_head(GraphProto, "initializer", len(inside) + length) + inside)
-        values.append(location)
-    size = len(graph) + sum(map(len, heads)) + sum(location.length for location in values if location is not None)
-    file.write(bare.SerializeToString() + _field_head(ModelProto, "graph", size) + graph)
-    for head, location in zip(heads, values):
-        file.write(head)
-        for block in () if location is None else location.blocks():
+            source = external.locate(tensor)
+            head, length, tail.doc_string = TensorProto(), source.length, tensor.doc_string
+            copying.copy_header(tensor, head)
+        elif tensor.HasField("raw_data") and (copying.expected_bytes(tensor) or 0) > _SHAPE_BYTES:
+            source, length = tensor, len(tensor.raw_data)
+            head, tail = copying.around(tensor, "raw_data")
+        head_bytes, tail_bytes = head.SerializeToString(), tail.SerializeToString()
+        if source is not None:
+            head_bytes += _field_head(TensorProto, "raw_data", length)
+        tensor_size = len(head_bytes) + length + len(tail_bytes)
+        parts.append((_field_head(GraphProto, "initializer", tensor_size) + head_bytes, source, tail_bytes))
+        size += len(parts[-1][0]) + length + len(tail_bytes)
+    model_head, model_tail = (part.SerializeToString() for part in copying.around(model, "graph"))
+    file.write(model_head + _field_head(ModelProto, "graph", size) + graph_head)
+    for head_bytes, source, tail_bytes in parts:
+        file.write(head_bytes)
+        if isinstance(source, TensorProto):
+            file.write(source.raw_data)
+        for block in source.blocks() if isinstance(source, ExternalData) else ():
             file.write(block)
+        file.write(tail_bytes)
+    file.write(graph_tail + model_tail)
 
 
 def _field_head(message: Any, name: str, size: int) -> bytes:
@@ -178,10 +192,13 @@ def _field_head(message: Any, name: str, size: int) -> bytes:
 
 def model_bytes(model: onnx.ModelProto) -> int:
     """The approximate size of a model once serialized, computed from the shapes of its weights."""
+    tensors = [*walk.tensors(model)]
+    sizes = [copying.expected_bytes(tensor) or 0 for tensor in tensors]
+    if sum(sizes) <= _MANY_BYTES and not any(map(external.is_anchored, tensors)):
+        return copying.message_bytes(model)
     bare = copying.copy_model(model, copying.put_small(_SHAPE_BYTES))
     total = copying.message_bytes(bare)
-    for tensor in walk.tensors(model):
-        size = copying.expected_bytes(tensor) or 0
+    for tensor, size in zip(tensors, sizes):
         if size > _SHAPE_BYTES and (not external.is_external(tensor) or external.is_anchored(tensor)):
             total += size if tensor.HasField("raw_data") or tensor.external_data else copying.message_bytes(tensor)
     return total

@@ -26,6 +26,10 @@ _ARITHMETIC: dict[str, Any] = {
     "Mul": operator.mul,
     "Div": np.frompyfunc(lambda a, b: a // b if a >= 0 and b > 0 else _UNKNOWN, 2, 1),  # ONNX rounds towards zero
 }
+# Of the nodes whose results may be sizes; most nodes of a model are of other types.
+_FOLLOWED = frozenset((
+    "Cast", "Concat", "Gather", "Identity", "Reshape", "Shape", "Size", "Slice", "Squeeze", "Unsqueeze", *_ARITHMETIC
+))  # fmt: skip
 
 
 @dataclass
@@ -62,7 +66,7 @@ class KnownTensors:
 
     def learn_sizes(self, node: onnx.NodeProto) -> Array | None:
         """Return a node's integer output if all elements are known, and record partly known ones for its readers."""
-        if not walk.is_onnx_op(node) or not node.input or len(node.output) != 1:
+        if node.op_type not in _FOLLOWED or not (walk.is_onnx_op(node) and node.input and len(node.output) == 1):
             return None
         try:
             sizes = np.asarray(self._sizes_made_by(node), object)

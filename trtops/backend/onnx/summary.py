@@ -168,14 +168,18 @@ def _graph_lines(
     graph: onnx.GraphProto, kind: str, outer: Mapping[str, TensorSpec], show: Collection[Show], indent: str
 ) -> Iterator[str]:
     """The lines about a graph; from the messages themselves, since creating a record for each node is slower."""
-    specs = _Known(outer, graph)
-    initializers = specs.initializers
     if graph.doc_string and "attrs" in show:
         yield from (f"{indent}---- Docstring ----", *(f"{indent}{line}" for line in graph.doc_string.splitlines()), "")
     yield from _tensor_lines(f"{kind} Input(s)", input_specs(graph), indent)
-    yield from _tensor_lines(f"{kind} Output(s)", [specs[value.name] for value in graph.output], indent)
+    yield from _tensor_lines(f"{kind} Output(s)", list(map(tensor_spec, graph.output)), indent)
+    count = len(graph.initializer) + len(graph.sparse_initializer)
+    if not show:
+        yield from (f"{indent}---- {count} Initializer(s) ----", "", f"{indent}---- {len(graph.node)} Node(s) ----")
+        return
+    specs = _Known(outer, graph)
+    initializers = specs.initializers
     if "weights" in show:
-        yield f"{indent}---- {len(initializers)} Initializer(s) ----"
+        yield f"{indent}---- {count} Initializer(s) ----"
         values = {tensor.name: _values_text(tensor) for tensor in graph.initializer}
         for spec in initializers:
             declared = f"dtype={spec.dtype}, shape={list(spec.shape or ())}"
@@ -184,10 +188,8 @@ def _graph_lines(
             yield ""
         if not initializers:
             yield from (f"{indent}{{}}", "")
-    elif "layers" in show or "attrs" in show:
-        yield from _tensor_lines("Initializer(s)", initializers, indent)
     else:
-        yield from (f"{indent}---- {len(initializers)} Initializer(s) ----", "")
+        yield from _tensor_lines("Initializer(s)", initializers, indent)
     yield f"{indent}---- {len(graph.node)} Node(s) ----"
     if "layers" not in show and "attrs" not in show:
         return

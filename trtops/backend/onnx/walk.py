@@ -275,11 +275,11 @@ def execution_order(nodes: Sequence[onnx.NodeProto]) -> list[int]:
     for index, node in enumerate(nodes):
         for name in filter(None, node.output):
             maker.setdefault(name, index)
+    if all(maker.get(name, -1) < index for index, node in enumerate(nodes) for name in uses(node)):
+        return list(range(len(nodes)))
     waits_for: dict[int, set[int]] = {}
     for index, node in enumerate(nodes):
         waits_for[index] = {maker[name] for name in uses(node) if name in maker}
-    if all(max(before, default=-1) < index for index, before in waits_for.items()):
-        return list(range(len(nodes)))
     try:
         return list(TopologicalSorter(waits_for).static_order())
     except CycleError as exc:

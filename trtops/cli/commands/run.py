@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from trtops import comparator, ops
 from trtops.backend import common, onnx, onnxrt, pluginref, trt
 from trtops.backend.loader import BaseLoader
-from trtops.backend.torch.runner import TorchRunner
 from trtops.cli import configs, groups, loading, values
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, store_of, tracker
@@ -276,6 +275,8 @@ def _runner(args: Options, kind: str, word: str | None) -> Call:
             raise UsageError(f"{args.model_file} is no PyTorch model, as --torch needs: script.py:function or .pt2")
         if args.gen_script:
             raise UsageError("--gen-script cannot write the module that --torch runs; leave out one of them")
+        from trtops.backend.torch.runner import TorchRunner  # with Protobuf, which help has no use for
+
         return call(TorchRunner, args.export)
     kind_of_model = loading.model_type(args)
     if kind_of_model in ("engine", "trt-network-script"):
