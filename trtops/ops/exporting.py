@@ -1,6 +1,5 @@
 """Export: write the engine of a run into a Triton model repository, with a client that repeats its verdict there."""
 
-import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,14 +9,11 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
-from trtops.comparator import standalone
-from trtops.comparator.arrays import as_arrays
 from trtops.next_step import quoted
 from trtops.ops.arguments import checked_arguments
-from trtops.ops.bundling.case import Case
-from trtops.ops.bundling.op import npz_of
+from trtops.ops.bundling.case import Case, evaluated_case
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
-from trtops.ops.evaluation.data import golden_outputs, scripts_of
+from trtops.ops.evaluation.data import scripts_of
 from trtops.ops.registry import certificate
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.ops.stored_build import Logged, MaterialFolder, gather
@@ -118,7 +114,7 @@ def export(run: str, config: ExportConfig = ExportConfig(), *, tracker: Tracker 
     logged = gather(stored, tracker, MaterialFolder(config.materials))
     if not logged.build.engine.plan:
         raise errors.ConfigError(f"The engine of run {stored.info.id} is damaged or was dropped: build it again.")
-    case = _case(logged)
+    case = evaluated_case(logged, logged.model.name)
     facts = _facts(stored, logged, case)
     model = TritonModel(
         name=config.name or stored.info.experiment,
@@ -142,17 +138,8 @@ def export(run: str, config: ExportConfig = ExportConfig(), *, tracker: Tracker 
                 allow_scripts=config.allow_scripts,
             )
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    version = model.write(
-        Path(config.triton),
-        files,
-        {
-            "client.py": Path(client.__file__).read_bytes(),
-            "evaluate.py": Path(standalone.__file__).read_bytes(),
-            "case.json": json.dumps(case.manifest(), indent=1, ensure_ascii=False).encode("utf-8"),
-            "inputs.npz": npz_of(case.feeds),
-            "golden.npz": npz_of(case.golden),
-        },
-    )
+    client_files = {"client.py": Path(client.__file__).read_bytes(), **case.files()}
+    version = model.write(Path(config.triton), files, client_files)
     return ExportResult(
         title=f"export {stored.info.name}",
         run_id=stored.info.id,
@@ -164,22 +151,6 @@ def export(run: str, config: ExportConfig = ExportConfig(), *, tracker: Tracker 
         max_batch=model.batch,
         no_batches=model.no_batches,
         client=f"{config.triton}/{model.name}/client/client.py",
-    )
-
-
-def _case(logged: Logged) -> Case:
-    """The evaluation of a logged build."""
-    opened = logged.check.open_for(logged.model, profiles=logged.build.spec.config.profiles)
-    feeds = list(map(as_arrays, opened))
-    return Case(
-        name=logged.model.name,
-        backend=logged.build.spec.config.backend,
-        model=logged.model.proto(),
-        feeds=feeds,
-        golden=[dict(outputs) for outputs in golden_outputs(logged.model, feeds, logged.check.golden)[0][1]],
-        tolerances=logged.tolerances,
-        verdict="good",
-        settings={},
     )
 
 
