@@ -33,6 +33,12 @@ from trtops.tracking.schema import Artifact, Tag
 
 SUFFIXES = {"onnxruntime": ".ort", "tensorrt": ".plan"}
 _LARGEST = 64 << 20  # bytes of stored inputs and outputs
+_FIELDS = {
+    "model": {"name", "sha256"},
+    "engine": {"file", "sha256", "bytes"},
+    "environment": {"backend", "backend_version", "device"},
+    "verdict": {"verdict", "evidence"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +237,12 @@ def verify_certificate(
         signing.key_id(key)
     try:
         signer, facts = certificate.read_facts(Path(folder), keys)
+        for section, names in _FIELDS.items():
+            if not isinstance(facts.get(section), dict) or not names <= facts[section].keys():
+                expected = f"{section!r} with {', '.join(sorted(names))}"
+                raise errors.SignatureError(f"{str(folder)!r}: {certificate.FACTS} has no {expected}.")
+        if not isinstance(facts.get("run"), str):
+            raise errors.SignatureError(f"{str(folder)!r}: {certificate.FACTS} names no run.")
     except errors.SignatureError as exc:
         return CertificateResult(folder=str(folder), verdict="bad", reasons=(str(exc),))
     reasons = () if tracker is None else tuple(_contradictions(facts, tracker))
