@@ -57,6 +57,7 @@ class Case:
     settings: Mapping[str, JSONValue]  # of the back end
     peaks: Mapping[str, float] = field(default_factory=dict)  # the values from which on outputs are too large
     reasons: tuple[str, ...] = ()
+    note: str = ""  # on what the script does not repeat
 
     def manifest(self) -> dict[str, JSONValue]:
         """The content of ``case.json``."""
@@ -114,6 +115,7 @@ def evaluated_case(logged: Logged, name: str, verdict: Verdict = "good") -> Case
     """The case of a logged build's evaluation, without settings of a back end."""
     model = logged.model
     feeds = list(map(as_arrays, logged.check.open_for(model, profiles=logged.build.spec.config.profiles)))
+    metrics = [] if logged.recorded is None else [score.metric for score in logged.recorded.tasks]
     return Case(
         name=name,
         backend=logged.build.spec.config.backend,
@@ -124,6 +126,7 @@ def evaluated_case(logged: Logged, name: str, verdict: Verdict = "good") -> Case
         verdict=verdict,
         settings={},
         reasons=() if logged.recorded is None else logged.recorded.reasons,
+        note=f"A bundle has no labels, so it does not repeat {', '.join(metrics)}." if metrics else "",
     )
 
 
@@ -141,7 +144,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         return emulated_case(case, recorded.emulated.precision, logged.build.spec.config.keep)
     raise errors.ConfigError(
         f"The outputs of {name} are correct: it is bad because {'; '.join(case.reasons)}. Running the model does not "
-        "show that."
+        f"show that. {case.note}".rstrip()
     )
 
 

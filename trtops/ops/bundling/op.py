@@ -137,7 +137,7 @@ def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker 
         logged = gather(stored, tracker, folder)
         name = f"{info.experiment} {logged.build.spec.config.precision}"
         case, environment = case_of(logged, name, stored.info.verdict), logged.build.engine.environment
-        extra, missing = _extra_files(logged), logged.missing
+        extra, missing = _extra_files(logged), (*logged.missing, *filter(None, (case.note,)))
     result = write_bundle(case, config, environment, extra=extra)
     return replace(result, missing=missing, run_id=info.id, url=info.url, experiment=info.experiment)
 
@@ -307,7 +307,7 @@ def _issue_lines(case: Case, environment: Environment, printed: str) -> Iterable
     yield from ("", "## What happens", "")
     if printed:
         yield from ("```", printed.rstrip(), "```", "")
-    yield from (f"- {reason}" for reason in case.reasons)
+    yield from (f"- {reason}" for reason in (*case.reasons, case.note) if reason)
     yield from ("", "## What is expected", "", expected, "", "## How to reproduce", "", "```")
     yield from ("python -m pip install -r constraints.txt", "python reproduce.py", "```", "")
     yield from (f"- device: {environment.device}", f"- driver: {environment.driver or 'none'}", f"- {environment.os}")
