@@ -158,10 +158,9 @@ def _facts(stored: StoredRun, logged: Logged, case: Case) -> dict[str, Any]:
     """The facts that an export needs, as in a certificate."""
     engine, info = logged.build.engine, logged.model.info
     evaluation = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
-    suffix = ".onnx" if engine.options.get("format") == "ONNX" else certificate.SUFFIXES[engine.backend]
     feed, golden = case.feeds[0], case.golden[0]
     return {
-        "engine": {"file": f"engine{suffix}", "backend": engine.backend, "options": engine.options},
+        "engine": {"file": certificate.engine_file(engine), "backend": engine.backend, "options": engine.options},
         "environment": engine.environment.to_dict(),
         "profiles": list(map(certificate.profile_facts, logged.build.spec.config.profiles)),
         "inputs": [certificate.tensor_facts(tensor, np.asarray(feed[tensor.name])) for tensor in info.inputs],
