@@ -254,6 +254,14 @@ def rtx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtops.config.USE_TENSORRT_RTX", True)
 
 
+@pytest.fixture(scope="module")
+def tracker() -> Any:
+    """A store in memory that the tests of a module share."""
+    from trtops.tracking.memory import MemoryTracker
+
+    return MemoryTracker()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what cannot run here, and put what takes longest first."""
     _skip_without_gpus(items)
@@ -274,10 +282,15 @@ def pytest_collection_finish() -> None:
 
 
 def _skip_without_gpus(items: list[pytest.Item]) -> None:
-    """Skip what needs GPUs where there are too few, unless ``TRTOPS_REQUIRE_GPU=1`` says that there have to be."""
+    """Skip what needs GPUs where there are too few, unless ``TRTOPS_REQUIRE_GPU=1`` says that there have to be.
+
+    TensorRT 8.6 warns of calls that later releases no longer have.
+    """
     for marker, library, needed in (("gpu", "TensorRT", 1), ("multi_gpu", "TensorRT", 2), ("gpu_ort", "CUDA", 1)):
         variable = "TRTOPS_REQUIRE_GPU_ORT" if marker == "gpu_ort" else "TRTOPS_REQUIRE_GPU"
         marked = [item for item in items if item.get_closest_marker(marker)]
+        for item in marked:
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
         if os.environ.get(variable) != "1" and marked and _gpus(library) < needed:
             for item in marked:
                 reason = f"needs {library} and {needed} GPU(s); {variable}=1 makes this an error"

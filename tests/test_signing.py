@@ -105,6 +105,9 @@ def test_unreadable_key_fails_early_without_quoting_it(keys: Path, monkeypatch: 
     with pytest.raises(errors.ConfigError, match="cannot be read as a private key") as raised:
         MemoryTracker().start("e", "r", kind="build")
     assert "secretsecret" not in str(raised.value)
+    monkeypatch.delenv(signing.KEY_VARIABLE)
+    with pytest.raises(errors.ConfigError, match="is not set"):
+        signing.private_key()
 
     monkeypatch.setenv(signing.KEY_VARIABLE, str(keys / "none.pem"))
     with pytest.raises(errors.ConfigError, match="cannot be read"):

@@ -38,11 +38,6 @@ SHAPED = replace(RANDOM, input_shapes={"image": (2, 3, 8, 8)})
 
 
 @pytest.fixture(scope="module")
-def tracker() -> MemoryTracker:
-    return MemoryTracker()
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.conv_net().write(tmp_path_factory.mktemp("unproven"))
 

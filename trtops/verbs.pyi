@@ -125,19 +125,19 @@ def bundle(
 
 def calibrate(
     model: str | PathLike[str] | Model | TorchObject, config: CalibrateConfig = ..., *, tracker: Tracker | None =
-    ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., parent: str | None = ..., progress:
-    Callable[[int, int | None], None] | None = ..., calibration_data: DataSource | None = ..., algorithm:
-    Literal['best', 'minmax', 'entropy', 'percentile'] = ..., percentile: float = ..., batch: int | None = ...,
-    samples: int | None = ..., min_samples: int = ..., output: str | None = ..., profiles:
-    Sequence[OptimizationProfile] | Mapping[str, Any] = ..., calibration_samples: int = ..., calibration_fit:
-    Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ..., qdq_op_types: Sequence[str] = ..., qdq_rules:
-    Sequence[str] | None = ..., mark: Sequence[str] = ..., options: OnnxRuntimeOptions | TensorRTOptions |
-    Mapping[str, Any] = ..., data: DataSource | None = ..., shapes: Mapping[str, Sequence[int]] = ..., input_dtypes:
-    Mapping[str, str] = ..., iterations: int = ..., seed: int = ..., val_range: Mapping[str, tuple[float, float]] =
-    ..., golden: str | None = ..., metric: DataSource | None = ..., labels: str | None = ..., loss: str | None =
-    ..., tolerances: Tolerances | None | Mapping[str, Any] = ..., warm_up: int = ..., latency_runs: int = ...,
-    plots: Literal['always', 'bad', 'never'] = ..., min_precision_share: float = ..., power: bool = ..., self_check:
-    bool | None = ..., backend: Literal['onnxruntime', 'tensorrt'] = ...
+    ..., experiment: str | None = ..., tags: Mapping[str, str] | None = ..., progress: Callable[[int, int | None],
+    None] | None = ..., calibration_data: DataSource | None = ..., algorithm: Literal['best', 'minmax', 'entropy',
+    'percentile'] = ..., percentile: float = ..., batch: int | None = ..., samples: int | None = ..., min_samples:
+    int = ..., output: str | None = ..., profiles: Sequence[OptimizationProfile] | Mapping[str, Any] = ...,
+    calibration_samples: int = ..., calibration_fit: Literal['refuse', 'partial'] = ..., keep: Sequence[str] = ...,
+    qdq_op_types: Sequence[str] = ..., qdq_rules: Sequence[str] | None = ..., mark: Sequence[str] = ..., options:
+    OnnxRuntimeOptions | TensorRTOptions | Mapping[str, Any] = ..., data: DataSource | None = ..., shapes:
+    Mapping[str, Sequence[int]] = ..., input_dtypes: Mapping[str, str] = ..., iterations: int = ..., seed: int =
+    ..., val_range: Mapping[str, tuple[float, float]] = ..., golden: str | None = ..., metric: DataSource | None =
+    ..., labels: str | None = ..., loss: str | None = ..., tolerances: Tolerances | None | Mapping[str, Any] = ...,
+    warm_up: int = ..., latency_runs: int = ..., plots: Literal['always', 'bad', 'never'] = ...,
+    min_precision_share: float = ..., power: bool = ..., self_check: bool | None = ..., backend:
+    Literal['onnxruntime', 'tensorrt'] = ...
 ) -> CalibrateResult: ...
 
 def choose(

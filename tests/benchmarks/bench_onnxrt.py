@@ -2,7 +2,7 @@
 
 Goals: 8 us of CPU time per inference with one input, 60 us with twenty; 1.5 times the CPU time of static calibration by
 ``onnxruntime.quantization`` on the same data, and no more memory for more samples. INT8 engines of four networks, next
-to the fastest of its models: 1.05 times the latency, 1.1 times the size as an engine file, and no more error.
+to the fastest of its models: 1.05 times the latency, 1.1 times the size as an engine file; 1.05 times the least error.
 """
 
 import itertools
@@ -172,7 +172,8 @@ def bench_int8(goals: Goals, folder: Path) -> None:
         )
         goals.at_most(f"INT8 {name}, latency", seconds["ours"] / seconds[best], 1.05, "times", note)
         goals.at_most(f"INT8 {name}, engine file", sizes["ours"] / sizes[best], 1.1, "times")
-        goals.at_most(f"INT8 {name}, error", error["ours"], error[best], "")
+        # Which of theirs is the fastest changes from run to run; their errors do not.
+        goals.at_most(f"INT8 {name}, error", error["ours"], 1.05 * min(error[label] for label in theirs), "")
 
 
 def main() -> None:

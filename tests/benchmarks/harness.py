@@ -7,6 +7,7 @@ whatever else the machine does only adds.
 import contextlib
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -62,11 +63,15 @@ def in_turns(
     pick: Callable[[Iterable[float]], float] = min,
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Seconds of each call. They take turns, so that a busy machine is busy for all; the first round is dropped."""
+    """Seconds of each call. They take turns, so that a busy machine is busy for all; the first round is dropped.
+
+    The order is random: a call is slower after one that fills the processor's caches, and faster after itself.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
+    shuffled = random.Random(0)
     for _ in range(rounds + 1):
-        for name, call in calls.items():
-            seconds[name].append(timed(call, clock)[0])
+        for name in shuffled.sample(list(calls), len(calls)):
+            seconds[name].append(timed(calls[name], clock)[0])
         between()
     return {name: pick(values[1:]) for name, values in seconds.items()}
 

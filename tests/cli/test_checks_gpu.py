@@ -9,7 +9,7 @@ import pytest
 from tests import models
 from trtops.cli.main import main
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

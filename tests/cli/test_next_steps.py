@@ -154,6 +154,7 @@ def test_next_steps_run_as_printed(
         report.append(f"{code}  trtops {shlex.join(words)}")
         assert code in (0, 1, 4), f"{report}\n{printed}\n{log}"
         words = next_words(printed)
+        assert "--no-keep-model" not in words  # a run that lasts only as long as its command keeps none
         if words:
             verbs.append(" ".join(find_command(words)[0]))
             if len(verbs) == (4 if LONG else max(1, len(scenario.verbs))):

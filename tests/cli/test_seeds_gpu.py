@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.seeds,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.skipif(not seed_lines.SEEDS.is_dir(), reason="the documents are not next to the checkout"),
 ]
 

@@ -1,6 +1,5 @@
 """Task metrics: planted regressions are found with their interval, and rounding alone is never refused."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import onnx
 import pytest
 
 from tests import models
-from trtops import convert, errors
+from trtops import bundle, convert, errors
 from trtops.comparator.results import RunResults
 from trtops.comparator.tasks.outputs import TaskOutputs
 from trtops.comparator.tasks.scores import METRICS, TaskMetric, parse_loss, score_tasks, task_metrics
@@ -80,7 +79,7 @@ def shift(outputs):
 
 
 def loses_boxes(outputs):
-    outputs["scores"][outputs["labels"] == 3] = 0
+    outputs["boxes"][outputs["labels"] == 3] = np.nan
 
 
 def loses_region(outputs):
@@ -111,13 +110,17 @@ def labels_file(folder: Path, labels) -> str:
     if isinstance(labels, dict):
         (folder / "labels.json").write_text(json.dumps(labels))
         return str(folder / "labels.json")
+    if isinstance(labels, list):
+        (folder / "labels.txt").write_text("\n".join(labels))
+        return str(folder / "labels.txt")
     np.save(folder / "labels.npy", labels)
     return str(folder / "labels.npy")
 
 
 def metrics_of(*names: str) -> list[TaskMetric]:
-    if "map" in names:
-        pytest.importorskip("pycocotools")
+    for name, package in (("map", "pycocotools"), ("cer", "jiwer")):
+        if name in names:
+            pytest.importorskip(package)
     return task_metrics(names)
 
 
@@ -140,13 +143,31 @@ def test_planted_regression_is_found(tmp_path: Path, task, plant, metric, unchan
     assert [scores[name].decision(LIMIT) for name in unchanged] == ["within"] * len(unchanged)
 
 
-@pytest.mark.parametrize("task", [classification, detection, segmentation, text, embeddings])
-def test_rounding_alone_is_never_refused(tmp_path: Path, task) -> None:
-    names = {"text": ("token_prefix",), "detection": ("matched_boxes", "score_drift")}.get(
-        task.__name__, (task.__name__,)
-    )
-    has_map = task is detection and importlib.util.find_spec("pycocotools") is not None
-    for seed in range(40):
+LETTERS = np.array(list("abcdefgh "))
+
+
+def transcription(random):
+    """Letters, which a decoder outside of the engine chooses by their scores."""
+    right = random.integers(0, 9, (40, 50))
+    scores = random.normal(0, 1, (40, 50, 9)) + 3 * (np.arange(9) == right[..., None])
+    return [{"scores": scores.astype(np.float32)}], list(map("".join, LETTERS[right]))
+
+
+def decoded(outputs):
+    return {"text": np.array(list(map("".join, LETTERS[outputs["scores"].argmax(-1)])), object)}
+
+
+ROUNDED = [
+    (classification, ("classification",), 40), (detection, ("matched_boxes", "score_drift"), 40),
+    (detection, ("map",), 4), (segmentation, ("segmentation",), 40), (transcription, ("token_prefix",), 40),
+    (transcription, ("cer", "wer"), 40), (embeddings, ("embeddings",), 40),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "names", "trials"), ROUNDED, ids=lambda part: getattr(part, "__name__", None))
+def test_rounding_alone_is_never_refused(tmp_path: Path, task, names, trials) -> None:
+    metrics = metrics_of(*names)
+    for seed in range(trials):
         random = np.random.default_rng(seed)
         golden, labels = task(random)
         rounded = []
@@ -154,12 +175,10 @@ def test_rounding_alone_is_never_refused(tmp_path: Path, task) -> None:
             noise = {name: 1 + random.uniform(-1, 1, array.shape) * 2**-11 for name, array in outputs.items()}
             floating = {name: array for name, array in outputs.items() if array.dtype.kind == "f"}
             rounded.append({**outputs, **{name: array * noise[name] for name, array in floating.items()}})
-        scores = score_tasks(
-            TaskOutputs(rounded),
-            TaskOutputs(golden),
-            task_metrics((*names, "map") if has_map and seed < 4 else names),
-            labels_file(tmp_path, labels),
-        )
+        if task is transcription:
+            golden, rounded = list(map(decoded, golden)), list(map(decoded, rounded))
+        file = labels_file(tmp_path, labels)
+        scores = score_tasks(TaskOutputs(rounded), TaskOutputs(golden), metrics, file)
         assert "beyond" not in [score.decision(LIMIT) for score in scores]
 
 
@@ -199,6 +218,12 @@ def test_error_rates_of_text_are_those_of_jiwer() -> None:
         assert METRICS[name].measure(outputs, references).value == pytest.approx(theirs(references, texts))
 
 
+@pytest.mark.parametrize(("metric", "shape"), [("miou", (3, 4, 2, 2)), ("top1", (3, 4)), ("retrieval1", (3, 4))])
+def test_nan_is_never_right(metric: str, shape: tuple[int, ...]) -> None:
+    outputs = TaskOutputs([{"scores": np.full(shape, np.nan, np.float32)}])
+    assert METRICS[metric].measure(outputs, np.zeros(shape[:1] + shape[2:], int)).value == 0
+
+
 def test_exact_interval_is_that_of_clopper_and_pearson(tmp_path: Path) -> None:
     right, wrong = np.eye(2, dtype=np.float32)
     golden = TaskOutputs([{"s": np.tile(right, (100, 1))}])
@@ -219,6 +244,12 @@ def spread(outputs, labels):
 
 def broken(outputs, labels):
     return outputs["z"]
+
+def nothing(outputs, labels):
+    pass
+
+def undefined(outputs, labels):
+    return float("nan")
 """
 
 
@@ -245,6 +276,12 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
     assert bad.verdict == "bad" and "a loss of 40 points" in bad.reasons[0] and "error 0.4" in bad.figures
     assert tracker.info(bad.run_id).metrics["loss", "error", "loss"] == pytest.approx(0.4, rel=1e-5)
 
+    # A bundle has no labels: it names the metrics that it does not repeat, and is refused if they alone are bad.
+    bundled = bundle(good.run_id, output=str(tmp_path / "good.zip"), tracker=tracker)
+    assert bundled.repeats == "good" and "does not repeat error, spread" in bundled.because[-1]
+    with pytest.raises(errors.ConfigError, match=r"bad because error .* does not repeat error, spread"):
+        bundle(bad.run_id, output=str(tmp_path / "bad.zip"), tracker=tracker)
+
 
 @pytest.mark.parametrize(
     ("metric", "labels", "message"),
@@ -254,6 +291,11 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
         ("top1", None, "needs labels"),
         ("top1", "missing.npy", "do not exist"),
         ("token_prefix", None, "No output holds text"),
+        ("top1", "short.npy", r"2 labels, and no output .* y \(3, 4\)"),
+        ("top1", "large.npy", "A label is 4, and output 'y' has scores of 4 classes"),
+        ("own.py:error", "short.npy", "3 samples, and there are 2 labels"),
+        ("own.py:nothing", "labels.npy", "returned None; expected a number, or 3 of them"),
+        ("own.py:undefined", "labels.npy", "is NaN for the outputs"),
         ("own.py:broken", "labels.npy", r"own.py.*line \d+, in broken(?s:.*)KeyError: 'z'"),
     ],
 )
@@ -262,7 +304,8 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch, metric, labels, message
         pytest.importorskip("pycocotools")
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
-    np.save("labels.npy", np.zeros(3, int))
+    for name, values in {"labels": [0, 0, 0], "short": [0, 0], "large": [0, 0, 4]}.items():
+        np.save(f"{name}.npy", values)
     outputs = TaskOutputs([{"y": np.zeros((3, 4), np.float32)}])
     with pytest.raises(errors.TrtopsError, match=message):
         score_tasks(outputs, outputs, task_metrics([metric]), labels)

@@ -23,7 +23,7 @@ from trtops.tracking import builds
 from trtops.tracking.schema import DEVICE_STATE, Artifact, Tag
 from trtops.tracking.store import default_tracker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.gpu
 
 CHECK = CheckConfig(tolerances=Tolerances(atol=0.05, rtol=0.05), latency_runs=5, warm_up=1, plots="never")
 FP16 = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=2))

@@ -19,7 +19,7 @@ from trtops.tracking.base import RunInfo
 from trtops.tracking.schema import DEVICE_STATE, Tag
 from trtops.tracking.store import default_tracker
 
-pytestmark = [pytest.mark.multi_gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.multi_gpu
 
 UUID = DEVICE_STATE + "uuid_sha256"
 

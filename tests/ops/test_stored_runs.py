@@ -19,11 +19,6 @@ QUICK = CheckConfig(latency_runs=1, warm_up=0, plots="never")
 
 
 @pytest.fixture(scope="module")
-def tracker() -> MemoryTracker:
-    return MemoryTracker()
-
-
-@pytest.fixture(scope="module")
 def built(tracker: MemoryTracker, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Runs of a good FP32 build, and of one that no tolerance lets pass."""
     path = models.conv_net().fixed().write(tmp_path_factory.mktemp("model"), "conv")

@@ -63,11 +63,6 @@ class Built(OpResult):
 
 
 @pytest.fixture(scope="module")
-def tracker() -> MemoryTracker:
-    return MemoryTracker()
-
-
-@pytest.fixture(scope="module")
 def run_id(tracker: MemoryTracker) -> str:
     return make_run(tracker)
 

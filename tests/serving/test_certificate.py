@@ -13,6 +13,7 @@ import pytest
 import trtops
 from tests import models
 from tests.keys import new_key
+from tests.serving import folders
 from trtops import errors
 from trtops.serving import certificate, load
 from trtops.system import signing
@@ -88,6 +89,18 @@ def test_foreign_expired_and_contradicting_ones(
     tomorrow = time.time() + 86401
     monkeypatch.setattr(time, "time", lambda: tomorrow)
     assert "has expired" in trtops.verify_certificate(tmp_path / "short", [folder / "key.pub"]).reasons[0]
+
+
+def test_signed_facts_of_another_structure(
+    place: tuple[Path, MemoryTracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tracker = place
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(folder / "key.pem"))
+    facts = json.loads((folder / "net" / "facts.json").read_bytes())
+    for name in ("run", "model", "environment", "verdict"):
+        folders.write(tmp_path / name, (folder / "net" / "engine.ort").read_bytes(), facts | {name: 5}, b"")
+        result = trtops.verify_certificate(tmp_path / name, [folder / "key.pub"], tracker=tracker)
+        assert result.verdict == "bad" and name in result.reasons[0]
 
 
 def test_refused_runs_and_folders(

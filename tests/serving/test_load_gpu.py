@@ -20,7 +20,7 @@ from trtops.spec import BuildConfig, OptimizationProfile, Precision, ShapeRange
 from trtops.system import signing
 from trtops.tracking.memory import MemoryTracker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 PROFILES = tuple(
     OptimizationProfile(shapes=(ShapeRange(name="image", min=(low, 3, 8, 8), opt=(low, 3, 8, 8), max=(high, 3, 8, 8)),))

@@ -116,8 +116,10 @@ SOUND: dict[str, tuple[Facts, Facts, int]] = {
     "threads": (facts(**on_onnxruntime(intra_op_threads=2)), {"max_batch": 8}, 8),
     "CUDA": (facts(**CUDA), {"max_batch": 8}, 8),
     "scalars": (facts(**on_onnxruntime(), inputs=[tensor("x", "float64")], outputs=[tensor("y", "uint16")]), {}, 0),
+    "five dimensions": (facts(profiles=[], inputs=[tensor("x", "float32", 2, 3, 4, 5, 6)]), {}, 0),
+    "texts": (facts(**on_onnxruntime(), inputs=[tensor("x", "str", -1)]), {"max_batch": 4}, 4),
     "data-dependent": (facts(**on_onnxruntime(), outputs=[tensor("n", "int64", 1, -1)]), {}, 0),
-    "names of models": (facts(), {"name": "ResNet-50_v1.5+fp16"}, 16),
+    "names of models": (facts(), {"name": "ResNet-50_v1.5-fp16"}, 16),
 }  # fmt: skip
 
 
@@ -158,7 +160,7 @@ REFUSED: dict[str, tuple[Facts, Facts, str]] = {
     "data-dependent": (facts(), {"max_batch": 4, "golden": [{"scores": np.zeros((7, 10))}]}, "depends on the data"),
     "no self-check": (of_verdict("good"), {"max_batch": 4}, "--self-check"),
     "broken rows": (of_verdict("good", "permuted rows"), {"max_batch": 4}, "depend on each other"),
-    **{f"name {name!r}": (facts(), {"name": name}, "cannot be") for name in ("", "..", "a/b", ".x", " x", "*", "a b")},
+    **{f"name {name!r}": (facts(), {"name": name}, "cannot be") for name in ("", "..", "a/b", ".x", " x", "*", "a+b")},
     "complex numbers": (facts(inputs=[IMAGE | {"dtype": "complex64"}]), {}, "does not take"),
     "float64 in TensorRT": (facts(outputs=[tensor("scores", "float64", -1, 10)]), {}, "does not take"),
     "scalar in TensorRT": (facts(outputs=[tensor("scores", "float32")]), {}, "scalar"),
@@ -194,7 +196,7 @@ def test_versions_count_on_and_stay(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a model of two outputs that batches, and one that does not."""
+    """A repository with models of two outputs that batch, of numbers and of texts, and one that does not."""
     folder = tmp_path_factory.mktemp("triton")
     tracker = open_tracker(str(folder / "mlruns"))
     rng = np.random.default_rng(0)
@@ -202,7 +204,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "(float[batch,6] x) => (float[batch,4] a, float[batch,4] b) { h = MatMul(x, w) a = Tanh(h) b = Sigmoid(h) }",
         {"w": models.random(6, 4, seed=1)},
     )
+    texts = models.model("(string[batch] x) => (string[batch] y, float[batch] z) { y = Identity(x) z = Cast<to=1>(x) }")
     cases = {
+        "texts": (texts, [{"x": np.array(["1", "2.5", "-3", f"{number}"])} for number in range(4)], 8),
         "two": (two, [{"x": rng.standard_normal((5, 6), np.float32)} for _ in range(5)], 8),
         "static": (
             models.conv_net().fixed().proto,
@@ -227,8 +231,7 @@ def repeat(repository: Path, name: str, fault: str = "", *, grpc: bool = False) 
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("grpc", [False, True])
-@pytest.mark.parametrize("name", ["two", "static"])
+@pytest.mark.parametrize("name, grpc", [("two", False), ("two", True), ("static", False), ("texts", True)])
 def test_client_repeats_the_verdict(repository: Path, name: str, grpc: bool) -> None:
     code, printed = repeat(repository, name, grpc=grpc)
 
@@ -248,6 +251,13 @@ def test_client_finds_the_fault(repository: Path, fault: str, capsys: pytest.Cap
 
 def test_client_finds_stale_outputs_without_batches(repository: Path) -> None:
     assert "belong to other requests" in repeat(repository, "static", "stale outputs")[1]
+
+
+def test_client_without_a_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["client.py", "--url", "localhost:1", "--model", "digits"])
+
+    with pytest.raises(SystemExit, match="digits at localhost:1 was not checked"):
+        client.main()
 
 
 def test_client_proves_nothing_by_equal_answers(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

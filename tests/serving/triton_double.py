@@ -20,7 +20,7 @@ import numpy as np
 import onnxruntime as ort
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
-from tritonclient.utils import triton_to_np_dtype
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
 Arrays = dict[str, np.ndarray]
 FAULTS = (
@@ -142,7 +142,7 @@ def serving(folder: Path, fault: str = "") -> Iterator[tuple[str, str]]:
     """Serve a model of a repository; yields the addresses for HTTP and gRPC."""
     served = Served(folder, fault)
     http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"served": served}))
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
     server = grpc.server(ThreadPoolExecutor(16))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Service(served), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -156,19 +156,26 @@ def serving(folder: Path, fault: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _array(data: bytes, datatype: str, shape: Any) -> np.ndarray:
+    if datatype == "BYTES":
+        return np.char.decode(deserialize_bytes_tensor(data).astype(bytes)).astype(object).reshape(tuple(shape))
     return np.frombuffer(data, triton_to_np_dtype(datatype)).reshape(tuple(shape))
 
 
-_NAMES = {"float32": "FP32", "float16": "FP16", "float64": "FP64", "bool": "BOOL"}
+_NAMES = {"float32": "FP32", "float16": "FP16", "float64": "FP64", "bool": "BOOL", "object": "BYTES"}
 
 
 def _datatype(array: np.ndarray) -> str:
     return _NAMES.get(array.dtype.name) or array.dtype.name.upper()
 
 
+def _content(array: np.ndarray) -> bytes:
+    return bytes(serialize_byte_tensor(array).item()) if array.dtype == object else array.tobytes()
+
+
 class _Handler(BaseHTTPRequestHandler):
     served: Served
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # otherwise each answer takes 40 ms
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -205,16 +212,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(400, {"error": str(exc)})
             return
         arrays = {output["name"]: np.ascontiguousarray(outputs[output["name"]]) for output in request["outputs"]}
+        contents = list(map(_content, arrays.values()))
         described = [
             {
                 "name": name,
                 "datatype": _datatype(array),
                 "shape": array.shape,
-                "parameters": {"binary_data_size": array.nbytes},
+                "parameters": {"binary_data_size": len(content)},
             }
-            for name, array in arrays.items()
+            for (name, array), content in zip(arrays.items(), contents)
         ]
-        self._send(200, {"model_name": "m", "outputs": described}, b"".join(a.tobytes() for a in arrays.values()))
+        self._send(200, {"model_name": "m", "outputs": described}, b"".join(contents))
 
 
 class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -241,7 +249,7 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc))
         answer = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=request.model_version)
         for output in request.outputs:
-            array = outputs[output.name]
+            array = np.ascontiguousarray(outputs[output.name])  # with one dimension at least, as Triton's
             answer.outputs.add(name=output.name, datatype=_datatype(array), shape=array.shape)
-            answer.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
+            answer.raw_output_contents.append(_content(array))
         return answer

@@ -112,6 +112,39 @@ def test_right_program_is_good(tmp_path: Path) -> None:
     assert checked(Case(lambda: path, modules.IMAGE)).verdict == "good"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def make(:", "make.py:make returns no module: SyntaxError: .*line 1"),
+        ("def make(size): pass", "returns no module: TypeError: .*'size'"),
+        ("import sys\n\ndef make(): sys.exit('no weights')", "returns no module at make.py:3: SystemExit: no weights"),
+        ("def make(): return 7", "make.py:make returns a builtins.int; expected a torch.nn.Module"),
+        ("import torch\n\nmake = torch.nn.Linear(3, 4, device='meta')", "cannot be copied to the CPU in FP32"),
+    ],
+)
+def test_fault_of_a_script_is_a_sentence(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("make.py").write_text(text)
+    with pytest.raises(errors.ConfigError, match=message):
+        TorchModel.open("make.py:make")
+
+
+def test_unfit_inputs_are_named_with_the_line() -> None:
+    with pytest.raises(
+        errors.InferenceError, match=r"does not run on x float32 \[4, 5\] at modules.py:\d+: .*4x5 and 6x6"
+    ):
+        checked(Case(modules.Norm, {"x": modules.floats(4, 5)}))
+
+
+def test_module_of_the_caller_is_not_changed() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)).half().train()
+    opened = TorchModel.open(module)
+    assert module.training and {tensor.dtype for tensor in module.parameters()} == {torch.float16}
+    assert not opened.module.training and {tensor.dtype for tensor in opened.module.parameters()} == {torch.float32}
+
+
 @pytest.fixture
 def exchanging(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that gives inputs the names of others."""

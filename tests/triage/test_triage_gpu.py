@@ -16,7 +16,7 @@ from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.gpu
 
 FP16 = BuildConfig(precision="fp16", options=TensorRTOptions(optimization_level=1))
 LOOSE = Tolerances(atol=0.05, rtol=0.05)

@@ -30,6 +30,7 @@ from trtops.cli.logs import LOGGING, log_line, logging_as
 from trtops.errors import ConfigError, TrtopsError
 from trtops.lazy import function
 from trtops.logger import G_LOGGER
+from trtops.system.allowed import split_script
 from trtops.system.limits import limited_time
 from trtops.system.processes import remove_left_folders
 
@@ -151,7 +152,7 @@ def refuse_overwriting_files(command: Command, args: Options, written: Group | N
         elif flag.takes == "rest":
             value = [word for word in value or () if os.path.isfile(word)]
         elif str(flag.shown).endswith("@FILE"):  # other words are names
-            value = [word.removeprefix("@") for word in value or () if word[:1] == "@" or ".py:" in word]
+            value = [word.removeprefix("@") for word in value or () if word[:1] == "@" or split_script(word)[1]]
         if flag.file == "reads":
             reads.append((flag.names[0], value))
         elif flag not in writing:

@@ -123,7 +123,11 @@ def op_job(
                 kwargs["progress"] = progress
             result = function(*arguments, **kwargs)
         if store in ("temporary", "optional") and not is_kept and hasattr(result, "run_id"):
-            result = dataclasses.replace(result, run_id="", url="")  # its run ends with this process
+            # Its run ends with this process, and the next command is to keep the model.
+            changes: dict[str, Any] = {"run_id": "", "url": ""}
+            if hasattr(result, "options"):
+                changes["options"] = {name: result.options[name] for name in result.options if name != "keep_model"}
+            result = dataclasses.replace(result, **changes)
         if as_json:
             logs.say_json(json_of(result))
         elif show is not None:

@@ -39,7 +39,7 @@ def model_type(args: Options) -> str:
     if args.model_file is None:
         raise UsageError("no model is given. Options that take several words consume it as well: name it first")
     path = Path(split_script(args.model_file)[0])
-    kind = args.model_type or _MODEL_TYPE_BY_SUFFIX.get(path.suffix.lower())
+    kind = getattr(args, "model_type", None) or _MODEL_TYPE_BY_SUFFIX.get(path.suffix.lower())
     if kind is None and path.is_dir():
         kind = "ckpt"
     if kind is None:

@@ -52,7 +52,7 @@ def _audit(config: AuditConfig = AuditConfig(), *, backend: BackendName = "onnxr
         # A scheduled audit has the same parameters each time, and should reach all runs in the end.
         year, week, _ = datetime.datetime.now(datetime.timezone.utc).isocalendar()
         config = replace(config, seed=100 * year + week)
-    if not config.runs:
+    if not config.runs and (config.has_filter or not config.certificates):
         config = replace(config, tags=(*config.tags, (Tag.BACKEND, backend)))
     return audits.audit(config, **logged)
 

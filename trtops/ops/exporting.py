@@ -1,6 +1,5 @@
 """Export: write the engine of a run into a Triton model repository, with a client that repeats its verdict there."""
 
-import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
-from trtops.comparator import standalone
-from trtops.comparator.arrays import as_arrays
+from trtops.next_step import quoted
 from trtops.ops.arguments import checked_arguments
-from trtops.ops.bundling.case import Case
-from trtops.ops.bundling.op import npz_of
+from trtops.ops.bundling.case import Case, evaluated_case
 from trtops.ops.evaluation.check import CheckConfig, Evaluation
-from trtops.ops.evaluation.data import golden_outputs, scripts_of
+from trtops.ops.evaluation.data import scripts_of
 from trtops.ops.registry import certificate
 from trtops.ops.result import OpResult, tracker_or_default
 from trtops.ops.stored_build import Logged, MaterialFolder, gather
@@ -83,7 +80,7 @@ class ExportResult(OpResult):
     @property
     def figures(self) -> str:
         """How to check the server."""
-        return f"start the server, then run `python {self.client}`"
+        return f"start the server, then run `python {quoted(self.client)}`"
 
     def body(self) -> Iterable[str]:
         """The files, and how to use them."""
@@ -93,7 +90,7 @@ class ExportResult(OpResult):
 
 
 @checked_arguments
-def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) -> ExportResult:
+def export(run: str, config: ExportConfig = ExportConfig(), *, tracker: Tracker | None = None) -> ExportResult:
     """Write the engine of a build into a Triton model repository, as the next version of a model.
 
     Triton batches requests only if the profiles take the batches, and the self-check showed that rows of a batch do not
@@ -109,15 +106,15 @@ def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) ->
         raise errors.ConfigError("There is no folder to export to: give that of a Triton model repository (--triton).")
     tracker = tracker_or_default(tracker)
     stored = tracker.load(run_id_of(run, tracker))
-    if stored.info.verdict is None:
-        raise errors.ConfigError(f"Run {stored.info.id} built no engine: it is a {stored.info.kind}.")
+    if stored.info.verdict is None or schema.Artifact.SPEC not in stored:
+        raise errors.ConfigError(f"Run {stored.info.id} holds no engine; its kind is {stored.info.kind}.")
     if (materials := read_materials(stored.get(schema.Artifact.MATERIALS))) is not None:
         scripts = scripts_of(CheckConfig.from_dict(materials.check).data)
         ask_for(stored.info.id, scripts, (), allowed=config.allow_scripts)
     logged = gather(stored, tracker, MaterialFolder(config.materials))
     if not logged.build.engine.plan:
         raise errors.ConfigError(f"The engine of run {stored.info.id} is damaged or was dropped: build it again.")
-    case = _case(logged)
+    case = evaluated_case(logged, logged.model.name)
     facts = _facts(stored, logged, case)
     model = TritonModel(
         name=config.name or stored.info.experiment,
@@ -141,17 +138,8 @@ def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) ->
                 allow_scripts=config.allow_scripts,
             )
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    version = model.write(
-        Path(config.triton),
-        files,
-        {
-            "client.py": Path(client.__file__).read_bytes(),
-            "evaluate.py": Path(standalone.__file__).read_bytes(),
-            "case.json": json.dumps(case.manifest(), indent=1, ensure_ascii=False).encode("utf-8"),
-            "inputs.npz": npz_of(case.feeds),
-            "golden.npz": npz_of(case.golden),
-        },
-    )
+    client_files = {"client.py": Path(client.__file__).read_bytes(), **case.files()}
+    version = model.write(Path(config.triton), files, client_files)
     return ExportResult(
         title=f"export {stored.info.name}",
         run_id=stored.info.id,
@@ -166,30 +154,13 @@ def export(run: str, config: ExportConfig, *, tracker: Tracker | None = None) ->
     )
 
 
-def _case(logged: Logged) -> Case:
-    """The evaluation of a logged build."""
-    opened = logged.check.open_for(logged.model, profiles=logged.build.spec.config.profiles)
-    feeds = list(map(as_arrays, opened))
-    return Case(
-        name=logged.model.name,
-        backend=logged.build.spec.config.backend,
-        model=logged.model.proto(),
-        feeds=feeds,
-        golden=[dict(outputs) for outputs in golden_outputs(logged.model, feeds, logged.check.golden)[0][1]],
-        tolerances=logged.tolerances,
-        verdict="good",
-        settings={},
-    )
-
-
 def _facts(stored: StoredRun, logged: Logged, case: Case) -> dict[str, Any]:
     """The facts that an export needs, as in a certificate."""
     engine, info = logged.build.engine, logged.model.info
     evaluation = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
-    suffix = ".onnx" if engine.options.get("format") == "ONNX" else certificate.SUFFIXES[engine.backend]
     feed, golden = case.feeds[0], case.golden[0]
     return {
-        "engine": {"file": f"engine{suffix}", "backend": engine.backend, "options": engine.options},
+        "engine": {"file": certificate.engine_file(engine), "backend": engine.backend, "options": engine.options},
         "environment": engine.environment.to_dict(),
         "profiles": list(map(certificate.profile_facts, logged.build.spec.config.profiles)),
         "inputs": [certificate.tensor_facts(tensor, np.asarray(feed[tensor.name])) for tensor in info.inputs],

@@ -262,12 +262,17 @@ def reevaluate(run_ids: Iterable[str], tolerances: Tolerances, tracker: Tracker)
     for run_id in run_ids:
         stored = tracker.load(run_id_of(run_id, tracker))
         evaluation = Evaluation.from_json(stored.read_bytes(schema.Artifact.ACCURACY))
-        report, info = evaluation.report.evaluate(tolerances), stored.info
-        missing = "" if evaluation.evidence is None else evaluation.evidence.missing
-        # Other tolerances do not make the data prove more.
-        verdict, reasons = ("unproven", (missing,)) if report and missing else (report.verdict, report.reasons)
-        before = info.verdict or ""
-        evaluated.append(Reevaluated(id=info.id, name=info.name, before=before, verdict=verdict, reasons=reasons))
+        info, evidence = stored.info, evaluation.evidence
+        # Other tolerances do not make the data prove more, and an export is as wrong as before.
+        again = Evaluation(
+            report=evaluation.report.evaluate(tolerances),
+            evidence=None if evidence is None else replace(evidence, shapes=()),
+            export=evaluation.export,
+        )
+        entry = Reevaluated(
+            id=info.id, name=info.name, before=info.verdict or "", verdict=again.verdict, reasons=again.reasons
+        )
+        evaluated.append(entry)
     return evaluated
 
 

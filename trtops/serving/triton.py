@@ -61,8 +61,8 @@ class TritonModel:
             reasons = "; ".join(self.facts["verdict"]["reasons"]) or "no reason is recorded"
             hint = " (--allow-unproven exports it)" if verdict == "unproven" else ""
             raise errors.ConfigError(f"The engine's verdict is {verdict}: {reasons}. Export a good one{hint}.")
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", self.name):
-            rule = "letters, digits, '_', '-', '+' and '.', and no '.' first: it becomes a folder and a part of URLs"
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
+            rule = "letters, digits, '_', '-' and '.', and no '.' first: it becomes a folder and a part of URLs"
             raise errors.ConfigError(f"{self.name!r} cannot be the name of a model. Use {rule} (--name).")
         self.settings()
         for entry in (*self.facts["inputs"], *outputs):

@@ -25,7 +25,8 @@ def is_private(status: os.stat_result) -> bool:
 
 def read_regular(path: str | os.PathLike[str], at_most: int | None = None) -> bytes:
     """The content of a regular file; OSError for pipes and devices (they may never end), and for more bytes."""
-    with open(os.open(path, os.O_RDONLY | _CLOEXEC | _NONBLOCK), "rb") as file:  # a pipe may have no writer
+    # A pipe may have no writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a file", os.fspath(path))

@@ -24,6 +24,9 @@ BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+_EXPECTED_KEY = (
+    "an elliptic curve key of P-256 (openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem)"
+)
 
 
 def signs_here() -> bool:
@@ -161,6 +164,8 @@ def private_key() -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     value, password = os.environ.get(KEY_VARIABLE, ""), os.environ.get(PASSWORD_VARIABLE)
+    if not value:
+        raise errors.ConfigError(f"{KEY_VARIABLE} is not set; expected the file of {_EXPECTED_KEY}.")
     try:
         text = value.encode() if value.startswith("-----BEGIN") else Path(value).read_bytes()
         key = load_pem_private_key(text, password.encode() if password else None)
@@ -178,15 +183,12 @@ def _public_key(path: str | Path) -> Any:
     try:
         key = load_pem_public_key(Path(path).read_bytes())
     except Exception as exc:
-        raise errors.ConfigError(f"{path} cannot be read as a public key in PEM form: {exc}.") from None
+        raise errors.ConfigError(f"{path} cannot be read as a public key in PEM form: {exc}") from None
     return _on_curve(key, path)
 
 
 def _on_curve(key: Any, source: str | Path) -> Any:
     name = getattr(getattr(key, "curve", None), "name", type(key).__name__.strip("_"))
     if name != "secp256r1":
-        raise errors.ConfigError(
-            f"{source} is a key of {name}; expected an elliptic curve key of P-256 "
-            "(openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem)."
-        )
+        raise errors.ConfigError(f"{source} is a key of {name}; expected {_EXPECTED_KEY}.")
     return key

@@ -38,7 +38,7 @@ from trtops.verdict import Verdict as Verdict
 
 
 class SearchableTracker(Protocol):
-    """The base class of trackers, each of which searches in its own way."""
+    """The base class of trackers: each searches in its own way."""
 
     def find(
         self,

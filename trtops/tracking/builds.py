@@ -8,8 +8,10 @@ if it is small enough; its digest is always logged.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,6 +29,7 @@ from trtops.json import to_json
 from trtops.metadata import TensorSpec, is_dynamic
 from trtops.record import Record, digest, sha256, sha256_file, to_jsonable
 from trtops.spec import BuildSpec, Environment, Layer, ModelInfo
+from trtops.system.processes import temporary_prefix
 from trtops.tactics.record import TacticRecord
 from trtops.tracking import schema
 from trtops.tracking.base import Run, RunInfo, StoredRun, Tracker, incomplete, run_id_of
@@ -205,15 +208,31 @@ def find_model(tracker: Tracker, info: RunInfo, given_path: str | Path | None = 
     if given_path is not None:
         return Path(given_path).absolute()
     named = Path(info.fact(Tag.MODEL_PATH) or "model.onnx").absolute()
-    with contextlib.suppress(errors.InvalidModelError):  # on another machine, any file may be at that place
-        if named.is_file() and Model.load(named).info.sha256 == info.tags.get(Tag.MODEL_SHA256):
-            return named
+
+    def is_model(file: Path) -> bool:
+        with contextlib.suppress(errors.InvalidModelError):
+            return file.is_file() and Model.load(file).info.sha256 == info.tags.get(Tag.MODEL_SHA256)
+        return False
+
+    if is_model(named):  # on another machine, any file may be at that place
+        return named
     if info.status == "finished":
         stored = tracker.load(info.id)
         # Including data files, which the model needs next to it.
         if logged_files := [stored.local_path(path) for path in stored.paths(Artifact.MODEL)]:
             return next((file for file in logged_files if file.suffix == ".onnx"), logged_files[0])
+    elif (data := tracker.peek(info.id, f"{Artifact.MODEL}{named.name}")) is not None:  # of a campaign to resume
+        file = Path(_model_folder().name, info.id, named.name)
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(data)
+        if is_model(file):
+            return file
     raise errors.ConfigError(f"The model of run {info.id} is not at {named}, and the run kept none. Give its path.")
+
+
+@functools.cache
+def _model_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix=temporary_prefix("model"))
 
 
 def find_build(tracker: Tracker, key: str) -> tuple[StoredRun, Build] | None:

@@ -28,16 +28,20 @@ STYLES = ["tensorrt", "onnxruntime"]
 def residual() -> models.Case:
     weights = {"w0": models.random(4, 4, 3, 3, seed=1, scale=0.2), "w1": models.random(4, 4, 3, 3, seed=2, scale=0.2)}
     proto = models.model(
-        """(float[n,4,6,6] x) => (float[n,4,6,6] y, float[n,4,6,6] z) {
+        """(float[n,4,6,6] x) => (float[n,4,6,6] y, float[n,3] z) {
             [c0] a = Conv<pads = [1,1,1,1]>(x, w0, b0)
             r = Relu(a)
             [c1] b = Conv<pads = [1,1,1,1]>(r, w1, b0)
             s = Add(b, x)
             t = Relu(s)
             [up] y = ConvTranspose<pads = [1,1,1,1]>(t, w1)
-            z = Sigmoid(t)
+            u = Add(t, x)
+            v = Relu(u)
+            g = GlobalAveragePool(v)
+            f = Flatten(g)
+            [fc] z = Gemm(f, w2)
         }""",
-        weights | {"b0": models.random(4, seed=3)},
+        weights | {"b0": models.random(4, seed=3), "w2": models.random(4, 3, seed=4)},
         name="residual",
     )
     return models.Case(proto, {"x": models.random(2, 4, 6, 6, seed=5)}, name="residual")
@@ -118,7 +122,7 @@ def test_onnx_runtime_computes_in_integers(tmp_path) -> None:
     expected = {
         "conv_net": {"QLinearConv": 2, "QGemm": 1},
         "transformer": {"QLinearMatMul": 4, "MatMulIntegerToFloat": 4},
-        "residual": {"QLinearConv": 2, "QLinearAdd": 1},
+        "residual": {"QLinearConv": 2, "QLinearAdd": 2, "QLinearGlobalAveragePool": 1, "QGemm": 1},
     }
     for make in CASES:
         case = make()

@@ -17,12 +17,7 @@ from trtops.tracking.mlflow import MlflowTracker
 
 LAYERS, WIDTH = 6, 10_000  # square weights of 2.4 GB together
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.system.worker import Worker
 from trtops.tactics.denied import DeniedTactic, DenyList
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.gpu
 
 QUICK = {"builder_optimization_level": 1}
 

@@ -24,12 +24,7 @@ from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.mlflow.embedded import ensure_store
 from trtops.tracking.schema import Tag
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 CHECK = CheckConfig(iterations=4, latency_runs=2, warm_up=1, plots="never")
 WATCHED = TensorRTOptions(optimization_level=1)

@@ -37,11 +37,6 @@ def overflowing() -> models.Case:
 
 
 @pytest.fixture(scope="module")
-def tracker() -> MemoryTracker:
-    return MemoryTracker()
-
-
-@pytest.fixture(scope="module")
 def runs(tracker: MemoryTracker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Runs: a build with a bad tactic, and one that overflows in FP16."""
     folder = tmp_path_factory.mktemp("models")

@@ -31,12 +31,7 @@ from trtops.ops.registry.promote import promote
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def of_stride_two() -> onnx.ModelProto:

@@ -25,12 +25,7 @@ from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact, Tag
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

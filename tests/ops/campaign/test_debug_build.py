@@ -467,7 +467,7 @@ def test_campaign_leaves_no_garbage_in_memory(tmp_path: Path) -> None:
 
 
 def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path) -> None:
-    """As a container is killed, and the next one has another host name."""
+    """As a container is killed, and the next one has another host name and not the model's file."""
     tracker = MlflowTracker(tmp_path / "mlruns")
     model = models.identity().write(tmp_path)
 
@@ -480,7 +480,7 @@ def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path) -> None:
                 tracker.start("identity", "iteration 1", kind="iteration", parent=run.id, tags={Tag.ITERATION: "1"})
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        debug_build(model, of_one_node(3), tracker=tracker, progress=die)
+        debug_build(model, dataclasses.replace(of_one_node(3), keep_model=True), tracker=tracker, progress=die)
 
     child = ForkedProcess(target=live_and_die)
     child.start()
@@ -491,6 +491,7 @@ def test_closed_campaign_of_another_host_is_resumed(tmp_path: Path) -> None:
         debug_build(resume=run.id, tracker=tracker)
 
     assert main(["runs", "close", run.id, "--force", "--store", str(tracker.store.root)]) == 0
+    model.unlink()
     result = debug_build(resume=run.id, tracker=tracker, tags={Tag.PREFECT_FLOW_RUN: "second"})
 
     assert (result.iterations, result.good) == (3, 3)

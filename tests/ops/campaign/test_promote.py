@@ -76,7 +76,7 @@ def test_failed_registration_is_reported(good_and_bad, tracker, monkeypatch) -> 
     monkeypatch.setattr(tracker, "register", register)
     result = promote(good_and_bad["good"], tracker=tracker)
 
-    assert (result.verdict, result.headline, result.version) == ("error", "not registered", "")
+    assert (result.verdict, result.exit_code, result.headline, result.version) == ("error", 3, "not registered", "")
     assert result.reasons == ("The engine is good, but it is not registered: the store is gone",)
     assert str(result.next_step) == f"trtops runs promote {good_and_bad['good']}"
 

@@ -52,7 +52,7 @@ def changed(**weights: np.ndarray) -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, its feed, and 12 engines of it, six of them wrong in different ways."""
+    """A model, its feed, and 13 engines of it, seven of them wrong in different ways."""
     folder = tmp_path_factory.mktemp("engines")
     case, engines = models.conv_net(), folder / "engines"
     engines.mkdir()
@@ -69,6 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     optimize(models.multi_output().proto, engines / "other_model.ort")
     (engines / "cut.ort").write_bytes((engines / "enable_all.ort").read_bytes()[:3000])
     (engines / "text.onnx").write_text("an engine")
+    (engines / "folder.ort").mkdir()
     return folder
 
 
@@ -92,13 +93,18 @@ def test_wrong_engines_are_named(evaluated: tuple[EvaluateResult, MemoryTracker]
     }
     for name, reason in bad.items():
         assert verdicts[name].verdict == "bad" and reason in " ".join(verdicts[name].reasons), verdicts[name].reasons
-    for name, reason in {"cut.ort": "does not load", "text.onnx": "neither in ONNX Runtime's format nor"}.items():
+    unreadable = {
+        "cut.ort": "does not load",
+        "text.onnx": "neither in ONNX Runtime's format nor",
+        "folder.ort": "cannot be read",
+    }
+    for name, reason in unreadable.items():
         assert verdicts[name].verdict == "error" and reason in verdicts[name].reasons[0]
-    good = verdicts.keys() - bad.keys() - {"cut.ort", "text.onnx"}
+    good = verdicts.keys() - bad.keys() - unreadable.keys()
     assert {verdicts[name].verdict for name in good} == {"good"}, [verdicts[name].reasons for name in good]
     assert len(good) == 6 and result.verdict == "error" and result.exit_code == 1
     assert verdicts["int8.onnx"].called == "INT8" and verdicts["enable_all.ort"].called == "FP32"
-    assert next(row[0] for row in result.overview().rows) in ("cut.ort", "text.onnx")  # type: ignore[union-attr]
+    assert next(row[0] for row in result.overview().rows) in unreadable  # type: ignore[union-attr]
 
 
 def test_run_states_what_is_not_known(evaluated: tuple[EvaluateResult, MemoryTracker]) -> None:
@@ -139,6 +145,9 @@ def test_exchanged_outputs_are_named(tmp_path: Path) -> None:
 
     assert result.verdict == "bad" and "'a' has the values of the model's 'b'" in result.reasons[0]
     assert "weights" not in " ".join(result.reasons)
+    optimize(models.model(text.format("a", "c", "a", "c"), weights), tmp_path / "net_renamed.ort")
+    renamed = trtops.evaluate(tmp_path / "net_renamed.ort", tmp_path, tracker=MemoryTracker())
+    assert renamed.verdict == "bad" and renamed.reasons[0] == "output 'c' has the values of the model's 'b'"
 
 
 def test_converted_file_has_the_limits_of_its_weights(tmp_path: Path) -> None:

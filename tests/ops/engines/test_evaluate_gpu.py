@@ -12,7 +12,7 @@ from tests import models
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 
 def plan(

@@ -23,7 +23,7 @@ from trtops.tracking import schema
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 EACH = 10
 QUICK = TensorRTOptions(optimization_level=1, record_tactics=False)

@@ -7,6 +7,7 @@ about exporting.
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests import models
 from trtops import errors
 from trtops.backend.onnx.model import Model
 from trtops.backend.torch.export import Example, Export
+from trtops.comparator.report import Tolerances
 from trtops.ops.evaluation.export_check import ExportCheck, check_export
 from trtops.system.allowed import VARIABLE
 
@@ -94,6 +96,21 @@ def test_bad_export_stops_before_builds(op: Any, tmp_path: Path, monkeypatch: py
     with pytest.raises(errors.InvalidModelError, match=r"nothing is built. PyTorch to ONNX: `y`.* Remedy: report"):
         op("nets.py:make", data={"a": np.ones((4, 3), np.float32)}, tracker=tracker)
     assert not tracker.find()
+
+
+def test_other_tolerances_do_not_repair_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exports_to(monkeypatch, tmp_path, lambda a: a)
+    tracker = trtops.MemoryTracker()
+    check = trtops.CheckConfig(data={"a": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)}, latency_runs=0)
+    bad = trtops.convert("nets.py:make", trtops.ConvertConfig(check=check), tracker=tracker)
+
+    [again] = trtops.ops.reevaluate([bad.run_id], Tolerances(atol=9), tracker)
+
+    assert (bad.verdict, again.verdict, again.reasons) == ("bad", "bad", bad.reasons)
+    good = bad.evaluation.report
+    unproven = replace(bad.evaluation.export, losses=(), report=replace(good, outputs=()))
+    assert replace(bad.evaluation, export=unproven).verdict == "unproven"
+    assert replace(bad.evaluation, export=unproven, report=replace(good, verdict="bad")).verdict == "bad"
 
 
 def test_export_is_checked_once_for_all_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from trtops.ops.gate.engine_process import EngineProcess, ProcessRunner, Rounds,
 from trtops.ops.gate.findings import Finding, decide, evaluate_measured
 from trtops.ops.gate.matrix import MatrixResult, gate_all
 from trtops.ops.gate.measurement import GateSession, Measurement, differing_choices
-from trtops.ops.gate.op import approve, gate
+from trtops.ops.gate.op import approve, gate, registered
 from trtops.ops.gate.policy import AccuracyLimit, GateConfig, LatencyLimit, Limits, Policy
 from trtops.ops.gate.releases import HERE, interpreter_of, name_of
 from trtops.ops.gate.result import GateResult
@@ -61,11 +61,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tracker() -> MemoryTracker:
-    return MemoryTracker()
-
-
-@pytest.fixture(scope="module")
 def heads(folder: Path) -> Path:
     return gates.write(gates.ten_outputs(), folder, "heads")
 
@@ -87,6 +82,17 @@ def test_first_candidate_is_compared_with_the_reference(accepted, again, heads, 
     assert accepted.measured.accepted is None
     assert ("accepted", "note") in {(finding.subject, finding.outcome) for finding in accepted.findings}
     assert accepted.version == "1" and accepted.alias == again.alias
+
+
+def test_failed_registration_is_a_finding(accepted, tracker, monkeypatch) -> None:
+    def register(*args: object, **options: object) -> None:
+        raise errors.TrackingUnavailableError("the store is gone")
+
+    monkeypatch.setattr(tracker, "register", register)
+    result = registered(accepted, trial(register=True), tracker)
+
+    assert (result.decision, result.exit_code) == ("error", 3)
+    assert "accepted, but not registered: the store is gone" in result.reasons[-1]
 
 
 def test_broken_relation_is_refused(accepted: GateResult) -> None:

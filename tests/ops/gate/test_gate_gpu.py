@@ -13,7 +13,7 @@ from trtops.ops.gate.result import GateResult
 from trtops.spec import BuildConfig, TensorRTOptions
 from trtops.tracking.mlflow import MlflowTracker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 # Kernels of nearly the same speed differ from build to build, and those of Winograd's algorithm are less exact: wider
 # limits than for one engine against itself.

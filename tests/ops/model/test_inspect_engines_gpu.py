@@ -19,12 +19,7 @@ from trtops.backend.base import Build, BuildRequest, Caches
 from trtops.backend.onnx.model import Model
 from trtops.spec import BuildConfig, TensorRTOptions
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
 
 BATCH = 8
 OPTIONS = TensorRTOptions(optimization_level=int(os.environ.get("TRTOPS_RESNET_LEVEL", "1")), record_tactics=False)

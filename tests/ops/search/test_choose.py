@@ -10,6 +10,7 @@ import pytest
 
 from tests import models
 from trtops import choose, choose_all, errors
+from trtops.backend.onnxrt.measure import Lane
 from trtops.ops.auditing.op import AuditConfig, audit
 from trtops.ops.engines.convert import convert
 from trtops.ops.evaluation.check import CheckConfig
@@ -41,8 +42,8 @@ def test_choice_is_recorded_with_a_child_per_candidate(net: Path, config: Choose
     by_label = {candidate.label: candidate for candidate in result.candidates}
     assert result.verdict == "good" and result.chosen is not None and result.chosen.outcome == "within"
     assert by_label["FP16 cpu"].outcome == "refused" and not by_label["FP16 cpu"].run_id
-    times = [c.p50_ms for c in result.candidates if c.outcome == "within"]
-    assert times == sorted(times) and result.chosen.p50_ms == times[0]
+    chosen, *others = [c.p50_ms for c in result.candidates if c.outcome == "within"]
+    assert result.chosen.p50_ms == chosen and others == sorted(others)
     children = {run.id for run in tracker.find(parent=result.run_id) if run.kind == "build"}
     assert children == {candidate.run_id for candidate in result.candidates if candidate.run_id}
     run = tracker.load(result.run_id)
@@ -52,6 +53,20 @@ def test_choice_is_recorded_with_a_child_per_candidate(net: Path, config: Choose
     chosen, parent = audit(AuditConfig(runs=(result.chosen.run_id, result.run_id)), tracker=tracker).runs
     assert chosen.grade is not None and not chosen.missing
     assert not chosen.contradictions and not parent.contradictions
+
+
+def test_simpler_engine_is_chosen_unless_another_is_faster(net: Path, config: ChooseConfig, monkeypatch) -> None:
+    tracker, run = MemoryTracker(), None
+    for seconds, chosen in ((0.99, "FP32 cpu"), (0.9, "FP32 cpu, 1 thread")):
+
+        def visit(lane: Lane, feed: object, seconds: float = seconds) -> None:
+            lane.samples.append(seconds if lane.candidate == "FP32 cpu, 1 thread" else 1.0)  # type: ignore[comparison-overlap]
+
+        monkeypatch.setattr(Lane, "visit", visit)
+        result = choose(net, config, precisions=("fp32",), resume=run, tracker=tracker)
+        assert result.headline == chosen == result.candidates[0].label
+        assert result.tie.startswith("FP32 cpu, 1 thread is not faster") == (seconds == 0.99)
+        run = result.run_id
 
 
 def test_limits_exclude_candidates(net: Path, config: ChooseConfig) -> None:

@@ -26,7 +26,7 @@ from trtops.ops.search.submodel import ComparisonCheck, EngineRunner
 from trtops.spec import BuildConfig, OptimizationProfile, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.gpu
 
 QUICK = TensorRTOptions(optimization_level=1)
 FP16 = BuildConfig(precision="fp16", options=QUICK)

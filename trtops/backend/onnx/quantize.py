@@ -203,7 +203,9 @@ def _plan_layers(
     for rule in rules:
         errors.check_known(rule, placement.RULES, "Unknown placement rule")
     if config.backend == "onnxruntime":
-        rules = ()
+        # It computes all other nodes between quantized ones in 8 bits by itself. The sum before a last pooling would
+        # stay in FP32, with conversions of two large tensors.
+        rules = ("pool",)
     placed = placement.Placement(
         model.graph,
         products,

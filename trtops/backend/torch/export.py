@@ -20,7 +20,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.torch.lower import EXPORTED, lower_file
-from trtops.backend.torch.module import TorchModel, named_tensors, quiet
+from trtops.backend.torch.module import TorchModel, error_place, frame_place, named_tensors, quiet
 from trtops.system.processes import temporary_prefix
 from trtops.torch_tensors import to_torch
 
@@ -145,7 +145,7 @@ def _recorded(module: Any, decisions: list[str], bounds: list[int]) -> Iterator[
 
     def recording(original: Any, label: str) -> Any:
         def record(self: Any) -> Any:
-            place = _place(sys._getframe(1), names, nearest=True)
+            place = frame_place(sys._getframe(1), names, nearest=True)
             if place:
                 decisions.append(f"{label} {place}")
                 bounds.extend(map(int, _NUMBER.findall(str(self.node.expr))))
@@ -164,33 +164,10 @@ def _recorded(module: Any, decisions: list[str], bounds: list[int]) -> Iterator[
                 setattr(kind, name, original)
 
 
-def _place(frame: Any, names: Mapping[int, str], *, nearest: bool = False) -> str:
-    """Return the line of a frame outside of torch, with the module's path; empty without one."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if "-packages" not in file and not file.startswith("<"):
-            if frame.f_globals.get("__name__", "").startswith("trtops."):
-                return ""
-            owner = names.get(id(frame.f_locals.get("self")))
-            return f"at {Path(file).name}:{frame.f_lineno}{f' (module {owner})' if owner else ''}"
-        if nearest:
-            return ""
-        frame = frame.f_back
-    return ""
-
-
 def _failure(source: str, module: Any, exc: BaseException) -> str:
     """Return a sentence about a failed export, with the line of the module, from the innermost error."""
-    names = {id(part): path for path, part in module.named_modules()}
-    place, reason = "", str(exc)
-    cause: BaseException | None = exc
-    while cause is not None:
-        trace = cause.__traceback__
-        while trace is not None:
-            if id(trace.tb_frame.f_locals.get("self")) in names:
-                place = _place(trace.tb_frame, names, nearest=True) or place
-            trace = trace.tb_next
-        reason = f"{type(cause).__name__}: {cause}"
-        cause = cause.__cause__ or cause.__context__
-    first = reason.strip().split("\n\n")[0].replace("\n", " ")
-    return f"torch.onnx.export does not export {source}{f' {place}' if place else ''}: {first[:300].rstrip('.')}."
+    cause = exc
+    while (inner := cause.__cause__ or cause.__context__) is not None:
+        cause = inner
+    first = f"{type(cause).__name__}: {cause}".strip().split("\n\n")[0].replace("\n", " ")
+    return f"torch.onnx.export does not export {source}{error_place(module, exc)}: {first[:300].rstrip('.')}."

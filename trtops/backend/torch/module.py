@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from trtops.backend.torch import PICKLED
 from trtops.extras import require
 from trtops.record import sha256_file
 from trtops.system.allowed import check_file, split_script
+from trtops.terminal import one_line
 from trtops.torch_tensors import from_torch, to_torch
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class TorchModel:
         import torch
 
         if function:
-            value = import_from_script(script, function)()
+            value = _returned_by(script, function)
         elif file is not None:
             try:
                 with quiet():
@@ -98,11 +100,19 @@ class TorchModel:
             return cls(source, name, value.module(check_guards=False), value, file, is_object)
         if isinstance(value, torch.jit.ScriptModule) or not isinstance(value, torch.nn.Module):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise errors.ConfigError(f"{source} is a {kind}; expected a torch.nn.Module or a program of torch.export.")
-        module = _copied(value)
-        if any(tensor.is_floating_point() and tensor.dtype != torch.float32 for tensor in _tensors(module)):
-            module = copy.deepcopy(module).float()
-        return cls(source, name, module.cpu().eval(), is_object=is_object)
+            verb = "returns" if function else "is"
+            raise errors.ConfigError(
+                f"{source} {verb} a {kind}; expected a torch.nn.Module or a program of torch.export."
+            )
+        try:
+            # Converting a module in place would move the caller's own weights as well.
+            module = _copied(value, {id(tensor): _converted(tensor) for tensor in _tensors(value)})
+        except Exception as exc:
+            raise errors.ConfigError(
+                f"{source} cannot be copied to the CPU in FP32: {type(exc).__name__}: {exc}. Expected a module that "
+                "copy.deepcopy copies, and whose weights have values."
+            ) from exc
+        return cls(source, name, module.eval(), is_object=is_object)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -144,7 +154,7 @@ class TorchModel:
 
     def fresh(self) -> Any:
         """Return a copy of the module that shares its weights, and has buffers and attributes of its own."""
-        return _copied(self.module)
+        return _copied(self.module, {id(parameter): parameter for parameter in self.module.parameters()})
 
     def run(self, feed: Feed, module: Any = None, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
         """Run a fresh copy, or the given module, on inputs by name; return copies of the outputs by name.
@@ -156,13 +166,8 @@ class TorchModel:
         module = self.fresh() if module is None else module
         tensors = {name: to_torch(np.array(feed[name])) for name in self.inputs if name in feed}
         torch.manual_seed(seed)
-        try:
-            with torch.no_grad():
-                outputs = self._call(module, tensors)
-        except Exception as exc:
-            raise errors.InferenceError(
-                f"The module of {self.source} does not run: {type(exc).__name__}: {exc}"
-            ) from exc
+        with torch.no_grad():
+            outputs = self._call(module, tensors)
         return {name: from_torch(tensor).copy() for name, tensor in named_tensors(outputs)}
 
     def example(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -226,10 +231,50 @@ class TorchModel:
     def _call(self, module: Any, tensors: Mapping[str, Any]) -> Any:
         from torch.utils import _pytree
 
-        if self.program is None:
-            return module(**tensors)
-        arguments, keywords = _pytree.tree_unflatten(list(tensors.values()), self.program.call_spec.in_spec)
-        return module(*arguments, **keywords)
+        try:
+            if self.program is None:
+                outputs = module(**tensors)
+            else:
+                arguments, keywords = _pytree.tree_unflatten(list(tensors.values()), self.program.call_spec.in_spec)
+                outputs = module(*arguments, **keywords)
+        except Exception as exc:
+            shapes = ", ".join(f"{name} {str(t.dtype)[6:]} {[*t.shape]}" for name, t in tensors.items())
+            raise errors.InferenceError(
+                f"The module of {self.source} does not run on {shapes}{error_place(module, exc)}: "
+                f"{type(exc).__name__}: {one_line(str(exc))[:300]}"
+            ) from exc
+        if not any(True for _ in named_tensors(outputs)):
+            raise errors.UnsupportedFeatureError(f"The module of {self.source} returns no tensor.")
+        return outputs
+
+
+def frame_place(frame: Any, names: Mapping[int, str], *, nearest: bool = False) -> str:
+    """Return the line of a frame outside of torch, with the module's path of ``names``; empty without one."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "-packages" not in file and not file.startswith("<"):
+            if frame.f_globals.get("__name__", "").startswith("trtops."):
+                return ""
+            owner = names.get(id(frame.f_locals.get("self")))
+            return f"at {Path(file).name}:{frame.f_lineno}{f' (module {owner})' if owner else ''}"
+        if nearest:
+            return ""
+        frame = frame.f_back
+    return ""
+
+
+def error_place(module: Any, exc: BaseException) -> str:
+    """Return the line of a module that raised an error, after a space; empty if none did."""
+    names, place = {id(part): path for path, part in module.named_modules()}, ""
+    cause: BaseException | None = exc
+    while cause is not None:
+        trace = cause.__traceback__
+        while trace is not None:
+            if id(trace.tb_frame.f_locals.get("self")) in names:
+                place = frame_place(trace.tb_frame, names, nearest=True) or place
+            trace = trace.tb_next
+        cause = cause.__cause__ or cause.__context__
+    return place and f" {place}"
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -270,10 +315,38 @@ def _tensors(module: Any) -> Iterator[Any]:
     return itertools.chain(module.parameters(), module.buffers())
 
 
-def _copied(module: Any) -> Any:
+def _converted(tensor: Any) -> Any:
+    """Return a tensor of a module on the CPU, floating-point numbers in FP32; its memory is shared if possible."""
+    import torch
+
+    moved = tensor.detach().to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype)
+    return torch.nn.Parameter(moved, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else moved
+
+
+def _copied(module: Any, tensors: dict[int, Any]) -> Any:
+    """Return a copy that has tensors, by the id of its own ones."""
     with warnings.catch_warnings():  # of torch's own classes, for each copy of a program
         warnings.simplefilter("ignore")
-        return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+        return copy.deepcopy(module, tensors)
+
+
+def _returned_by(script: str, name: str) -> Any:
+    """Return the module of a script, or the result of its function; ConfigError if the script fails."""
+    import torch
+
+    try:
+        value = import_from_script(script, name)
+        return value if isinstance(value, torch.nn.Module) else value()
+    except errors.TrtopsError:
+        raise
+    except (Exception, SystemExit) as exc:
+        file = os.path.abspath(script)
+        lines = [frame.lineno for frame in traceback.extract_tb(exc.__traceback__) if frame.filename == file]
+        place = f" at {Path(script).name}:{lines[-1]}" if lines else ""
+        raise errors.ConfigError(
+            f"{script}:{name} returns no module{place}: {type(exc).__name__}: {one_line(str(exc))}. Expected a "
+            "function without parameters, or a module."
+        ) from exc
 
 
 def _sources(kinds: Mapping[type, None]) -> Iterator[bytes]:

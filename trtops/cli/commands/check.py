@@ -47,6 +47,7 @@ def lint(args: Options) -> Job:
     """
     # Accepted with a warning: only the first feed is used.
     args.iterations = None
+    configs.export_torch(args, scripts=True)
     model, loader, as_json = loading.changed_model(args), loading.data_loader(args), bool(args.json)
     described = any(value is not None for value in args.pick("seed", *configs.RANDOM_DATA).values())
     if loader is not None and loader.function is comparator.DataLoader and not described:

@@ -86,14 +86,16 @@ def convert(args: Options) -> Job:
     loader: Any
     weights = Path(tempfile.gettempdir(), f"{temporary_prefix('weights')}convert")
     args.ignore("profile", configs.ONNXRT_ONLY)
-    configs.export_torch(args, scripts=False)
+    configs.export_torch(args, scripts=target == "onnx")
     if target == "trt":
         args.ignore(groups.SAVE_AS)
         loader = SaveBytes(loading.engine_bytes(args), output)
     elif target == "onnx":
         lower = groups.PRECISIONS.only("fp16", "bf16", "fp8", "int8")
         configs.refuse(args, lower, "is for engines; --fp-to-fp16 rewrites an ONNX file in FP16")
-        args.ignore(*groups.TRT_BUILD, groups.DATA, "input_shapes")
+        args.ignore(*groups.TRT_BUILD)
+        if not hasattr(args, "export"):  # which data and shapes are for
+            args.ignore(groups.DATA, "input_shapes")
         loader = loading.saved_onnx(loading.onnx_model(args, weights), output, args)
     else:
         args.ignore(groups.TRT_SHAPES, groups.TRT_TACTICS, groups.TRT_CONFIG, groups.DATA, "input_shapes")

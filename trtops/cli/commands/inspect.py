@@ -278,7 +278,10 @@ def _show_described(
     elif isinstance(model, tuple) and len(model) >= 2:
         described = trt.describe_network(model[1])
     else:
-        raise ConfigError(f"{path} returned a {type(model).__name__}; expected a builder and a network")
+        raise ConfigError(
+            f"{path} returned a {type(model).__name__}; expected a builder and a network. Of a PyTorch module, inspect "
+            "the ONNX file that `trtops convert` writes (-o net.onnx --input-shapes NAME:[...])."
+        )
     if as_json:
         say_json(described.to_dict())
     else:

@@ -153,7 +153,11 @@ def compare(args: Options) -> Job:
     Group(
         "engine",
         flag("engine", "the engine (.plan, .engine, .trt, .ort, .onnx), or a folder of them", file="reads"),
-        flag("--model FILE", "its ONNX model; for a folder of engines, also a folder of models", required=True),
+        flag(
+            "--model FILE",
+            "its ONNX model, or a folder of models whose names begin the engines'",
+            required=True,
+        ),
     ),
     configs.config_flags("evaluation", "EvaluateConfig"),
     groups.STATISTICS,

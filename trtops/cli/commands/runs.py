@@ -225,8 +225,7 @@ def audit(args: Options) -> Job:
         tags=(*(args.tag or ()), *(tag_filter for tag_filter in named if tag_filter[1])),
         ways=tuple(way.replace("-", " ") for way in args.by) if args.by else None,
     )
-    chosen = config.runs or config.experiment or config.tags or config.accepted or config.sample
-    if not (chosen or config.log or config.certificates):
+    if not (config.runs or config.has_filter or config.log or config.certificates):
         raise UsageError("give ids of runs, or --experiment NAME, --accepted, --sample N, --log HEAD or --certificates")
     return op_job(args, "audit", config, store="reads", progress=("Auditing", "runs"))
 

@@ -33,10 +33,15 @@ def _class_scores(outputs: TaskOutputs, labels: Any) -> tuple[Array, Array, int]
     for name, axis in (*declared, *likely):
         scores = floating[name]
         if scores.dtype != object and scores.size == classes.size * scores.shape[axis]:
+            if classes.max(initial=0) >= scores.shape[axis]:
+                raise errors.ComparisonError(
+                    f"A label is {classes.max()}, and output {name!r} has scores of {scores.shape[axis]} classes."
+                )
             return np.moveaxis(scores, axis, -1).reshape(classes.size, -1), classes, len(scores)
+    shapes = ", ".join(f"{name} {scores.shape}" for name, scores in floating.items())
     raise errors.ComparisonError(
-        f"No output holds scores of {classes.size} samples, as many as there are labels; expected a floating-point "
-        f"output of shape (..., classes). Outputs with scores: {', '.join(floating) or 'none'}."
+        f"There are {classes.size} labels, and no output holds scores of as many samples; expected a floating-point "
+        f"output of shape (..., classes). Outputs with scores: {shapes or 'none'}."
     )
 
 
@@ -52,12 +57,11 @@ def _share_of(right: Array, samples: int) -> Sampled:
 def top_k(outputs: TaskOutputs, labels: Any, *, k: int) -> Sampled:
     """Return the share of samples whose class is among the k best; NaN is never right."""
     scores, classes, samples = _class_scores(outputs, labels)
-    is_known = (classes >= 0) & (classes < scores.shape[1])
-    labelled = scores[np.arange(len(scores)), np.where(is_known, classes, 0)]
+    labelled = scores[np.arange(len(scores)), np.maximum(classes, 0)]
     # Of equal scores the first counts, as for argmax.
     before = np.arange(scores.shape[1]) < classes[:, None]
     better = (scores > labelled[:, None]) | ((scores == labelled[:, None]) & before)
-    return _share_of(is_known & (better.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1), samples)
+    return _share_of((classes >= 0) & (better.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1), samples)
 
 
 def calibration_error(outputs: TaskOutputs, labels: Any) -> Sampled:
@@ -88,7 +92,10 @@ def mean_iou(outputs: TaskOutputs, labels: Any) -> Sampled:
     scores = outputs.first(
         fits, f"a map of classes, or their scores (samples, classes, ...), for labels {classes.shape}"
     )
-    best = scores if scores.dtype.kind in "iu" else scores.argmax(axis=1)
+    if scores.dtype.kind in "iu":
+        best = scores
+    else:  # NaN is a class of its own
+        best = np.where(np.isnan(scores).any(axis=1), scores.shape[1], scores.argmax(axis=1))
     count = int(max(best.max(), classes[classes != 255].max(initial=0))) + 1
     parts = np.zeros((len(classes), 2, count))
     for number, (ours, theirs) in enumerate(zip(best, classes)):

@@ -26,12 +26,12 @@ class TaskOutputs:
 
     def rows(self, name: str) -> list[Array]:
         """Return an output of each sample; samples lie along the first axis."""
-        return [row for outputs in self.iterations for row in np.asarray(outputs[name])]
+        return [row for outputs in self.iterations for row in np.atleast_1d(outputs[name])]
 
     def array(self, name: str) -> Array:
         """Return an output of all samples along the first axis; as objects if their shapes differ."""
-        arrays = [np.asarray(outputs[name]) for outputs in self.iterations]
-        if all(array.ndim and array.shape[1:] == arrays[0].shape[1:] for array in arrays):
+        arrays = [np.atleast_1d(outputs[name]) for outputs in self.iterations]
+        if all(array.shape[1:] == arrays[0].shape[1:] for array in arrays):
             return np.concatenate(arrays)
         rows = self.rows(name)
         joined = np.empty(len(rows), object)
@@ -74,7 +74,7 @@ def integers(labels: Any) -> Array:
     """Return labels as an array of integers; ComparisonError if they are something else."""
     array = np.asarray(labels)
     if not np.issubdtype(array.dtype, np.integer):
-        content = type(labels).__name__ if array.dtype == object else array.dtype
+        content = {"O": type(labels).__name__, "U": "text"}.get(array.dtype.kind, array.dtype)
         raise errors.ComparisonError(f"The labels are of type {content}; expected integers, the class of each sample.")
     return array
 

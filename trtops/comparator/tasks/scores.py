@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import traceback
@@ -14,7 +15,7 @@ import numpy as np
 from trtops import errors
 from trtops.comparator.arrays import Array
 from trtops.comparator.tasks.interval import CONFIDENCE, Sampled, difference_interval, mean_of
-from trtops.comparator.tasks.outputs import TaskOutputs, load_labels
+from trtops.comparator.tasks.outputs import TaskOutputs, check_count, load_labels
 from trtops.lazy import function
 from trtops.record import Record
 from trtops.system.allowed import split_script
@@ -92,6 +93,8 @@ class TaskScore(Record):
 
     def sentence(self, reference: str = "the model") -> str:
         """The values, the loss and its interval; points are hundredths of the metric."""
+        if math.isnan(self.loss):
+            return f"{self.metric} is not a number, of {reference} {self.golden:.4g} ({self.samples} samples)"
         low, high = 100 * self.low, 100 * self.high
         kind = "exact" if self.exact else "bootstrap"
         return (
@@ -168,23 +171,34 @@ def _own(name: str, measure: Callable[[dict[str, Array], Any], Any]) -> TaskMetr
     if better not in ("higher", "lower"):
         raise errors.ConfigError(f"The metric {name} has better = {better!r}; expected 'higher' or 'lower'.")
 
-    def call(arrays: dict[str, Array], labels: Any) -> Array:
+    def call(arrays: dict[str, Array], labels: Any, samples: int) -> Array:
         try:
-            return np.asarray(measure(arrays, labels), np.float64)
+            result = measure(arrays, labels)
         except Exception as exc:
             lines = traceback.format_list(traceback.extract_tb(exc.__traceback__)[1:])
             lines += traceback.format_exception_only(exc)
             raise errors.ScriptError(f"The metric {name} failed:\n{''.join(lines).rstrip()}") from exc
+        value: Array | None = None
+        with contextlib.suppress(TypeError, ValueError):
+            value = None if result is None else np.asarray(result, np.float64)
+        if value is None or value.shape not in ((), (samples,)):
+            content = f"{result!r:.60}" if value is None else f"an array {value.shape}"
+            raise errors.ScriptError(f"The metric {name} returned {content}; expected a number, or {samples} of them.")
+        return value
 
     def sampled(outputs: TaskOutputs, labels: Any) -> Sampled:
         arrays = {key: outputs.array(key) for key in outputs.iterations[0]}
-        value, samples = call(arrays, labels), len(labels)
-        if value.shape == (samples,):
-            return mean_of(value)
+        is_sequence = isinstance(labels, list) or (isinstance(labels, np.ndarray) and labels.ndim > 0)
+        samples = len(labels) if is_sequence else len(next(iter(arrays.values())))
+        if samples not in {len(array) for array in arrays.values()}:
+            check_count(len(next(iter(arrays.values()))), samples)
+        value = call(arrays, labels, samples)
         if value.ndim:
-            shape = f"an array {value.shape}"
-            raise errors.ComparisonError(
-                f"The metric {name} returned {shape}; expected a number, or {samples} of them."
+            return mean_of(value)
+        if not is_sequence:
+            raise errors.ScriptError(
+                f"The metric {name} returned one number, whose interval needs a label for each sample, and the labels "
+                f"are of type {type(labels).__name__}; expected {samples} numbers."
             )
 
         def statistic(weights: Array) -> Array:
@@ -193,7 +207,7 @@ def _own(name: str, measure: Callable[[dict[str, Array], Any], Any]) -> TaskMetr
                 drawn = np.repeat(np.arange(samples), row.astype(int))
                 rows = {key: array[drawn] if len(array) == samples else array for key, array in arrays.items()}
                 some = labels[drawn] if isinstance(labels, np.ndarray) else [labels[number] for number in drawn]
-                values.append(float(call(rows, some)))
+                values.append(float(call(rows, some, samples)))
             return np.array(values)
 
         return Sampled(samples, statistic, draws=_OWN_DRAWS)
@@ -215,6 +229,11 @@ def score_tasks(
             raise errors.ConfigError(f"The metric {metric.name} needs labels (--labels FILE).")
         reference = loaded if metric.needs_labels else golden
         ours, theirs = (metric.measure(outputs, reference) for outputs in (actual, golden))
+        if math.isnan(theirs.value):
+            raise errors.ComparisonError(
+                f"The metric {metric.name} is NaN for the outputs that the engine's are compared with; expected a "
+                "number. Correct the metric, the labels or the data."
+            )
         worse, better = (theirs, ours) if metric.better == "higher" else (ours, theirs)
         low, high, exact = difference_interval(worse, better)
         loss = worse.value - better.value  # which a bootstrap of a biased metric may leave out

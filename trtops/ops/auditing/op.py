@@ -78,6 +78,11 @@ class AuditConfig(Config):
         if self.certificates and not self.keys:
             raise errors.ConfigError("certificates need the public keys of their signers: give keys (--key).")
 
+    @property
+    def has_filter(self) -> bool:
+        """Whether runs are selected by a filter."""
+        return bool(self.experiment or self.tags or self.accepted or self.sample)
+
 
 @checked_arguments
 def audit(
@@ -151,13 +156,12 @@ def choose_runs(
     ConfigError if no run matches.
     """
     required_tags, rows = dict(config.tags), dict[str, RunInfo]()
-    has_filter = bool(config.experiment or required_tags or config.accepted or config.sample)
     logged = {}
     for run_id, (_, entry) in log.ends.items():
         tags = {schema.Tag.KIND: entry.facts.get("kind"), schema.Tag.VERDICT: entry.facts.get("verdict")}
         if required_tags.items() <= tags.items() and config.experiment in (None, entry.facts.get("experiment")):
             logged[run_id] = entry
-    if config.runs or (config.certificates and not has_filter and not config.log):
+    if config.runs or (config.certificates and not config.has_filter and not config.log):
         ids = [run_id_of(run, tracker) for run in config.runs]
         logged = {run_id: entry for run_id, entry in logged.items() if entry.facts.get("parent") in ids}
     else:
@@ -174,7 +178,7 @@ def choose_runs(
         for info in infos:
             if config.experiment in (None, info.experiment) and required_tags.items() <= info.tags.items():
                 ids.append(info.id)
-    if config.log and not config.runs and not has_filter:
+    if config.log and not config.runs and not config.has_filter:
         ids = []  # only the log is audited
     ids = list(dict.fromkeys(ids))
     if not ids and not logged and not config.certificates:

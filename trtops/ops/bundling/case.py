@@ -1,9 +1,13 @@
 """A verdict with everything it depends on: model, inputs, golden outputs, tolerances, and settings of the back end."""
 
+import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from trtops import errors
@@ -18,6 +22,7 @@ from trtops.backend.onnxrt.session import CUDA, usable_threads
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.trt.building import int8, precision
 from trtops.backend.trt.lines import Feature
+from trtops.comparator import standalone
 from trtops.comparator.arrays import as_arrays
 from trtops.comparator.report import Tolerances
 from trtops.comparator.standalone import RULES
@@ -52,6 +57,7 @@ class Case:
     settings: Mapping[str, JSONValue]  # of the back end
     peaks: Mapping[str, float] = field(default_factory=dict)  # the values from which on outputs are too large
     reasons: tuple[str, ...] = ()
+    note: str = ""  # on what the script does not repeat
 
     def manifest(self) -> dict[str, JSONValue]:
         """The content of ``case.json``."""
@@ -84,17 +90,33 @@ class Case:
         assert isinstance(content, dict)
         return content
 
+    def files(self) -> dict[str, bytes]:
+        """The files that a script reads, and the module that compares outputs."""
+        return {
+            "evaluate.py": Path(standalone.__file__).read_bytes(),
+            "case.json": json.dumps(self.manifest(), indent=1, ensure_ascii=False).encode("utf-8"),
+            "inputs.npz": _npz_of(self.feeds),
+            "golden.npz": _npz_of(self.golden),
+        }
 
-def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
-    """The case of a logged build, with the name and the verdict of its run.
 
-    For an unproven run the case is ``good``: a script repeats the comparison, and not what its data can prove.
-    """
-    verdict = "good" if verdict in PASSED else verdict
-    model, recorded = logged.model, logged.recorded
-    opened = logged.check.open_for(model, profiles=logged.build.spec.config.profiles)
-    feeds = list(map(as_arrays, opened))
-    case = Case(
+def _npz_of(iterations: Sequence[Mapping[str, Any]]) -> bytes:
+    """Arrays as npz, named by iteration and position, since tensor names may contain anything."""
+    file = io.BytesIO()
+    arrays = {}
+    for i, named in enumerate(iterations):
+        for j, array in enumerate(map(np.asarray, named.values())):
+            arrays[f"{i}_{j}"] = array.astype(str) if array.dtype.kind == "O" else array
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def evaluated_case(logged: Logged, name: str, verdict: Verdict = "good") -> Case:
+    """The case of a logged build's evaluation, without settings of a back end."""
+    model = logged.model
+    feeds = list(map(as_arrays, logged.check.open_for(model, profiles=logged.build.spec.config.profiles)))
+    metrics = [] if logged.recorded is None else [score.metric for score in logged.recorded.tasks]
+    return Case(
         name=name,
         backend=logged.build.spec.config.backend,
         model=model.proto(),
@@ -103,8 +125,18 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         tolerances=logged.tolerances,
         verdict=verdict,
         settings={},
-        reasons=() if recorded is None else recorded.reasons,
+        reasons=() if logged.recorded is None else logged.recorded.reasons,
+        note=f"A bundle has no labels, so it does not repeat {', '.join(metrics)}." if metrics else "",
     )
+
+
+def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
+    """The case of a logged build, with the name and the verdict of its run.
+
+    For an unproven run the case is ``good``: a script repeats the comparison, and not what its data can prove.
+    """
+    verdict, recorded = "good" if verdict in PASSED else verdict, logged.recorded
+    case = evaluated_case(logged, name, verdict)
     if recorded is None or recorded.report.verdict == "bad" or verdict == "good":
         build = logged.build
         return engine_case(case, build.spec.config, build.tactics, logged.caches.calibration, build.engine.environment)
@@ -112,7 +144,7 @@ def case_of(logged: Logged, name: str, verdict: Verdict) -> Case:
         return emulated_case(case, recorded.emulated.precision, logged.build.spec.config.keep)
     raise errors.ConfigError(
         f"The outputs of {name} are correct: it is bad because {'; '.join(case.reasons)}. Running the model does not "
-        "show that."
+        f"show that. {case.note}".rstrip()
     )
 
 

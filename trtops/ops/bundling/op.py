@@ -1,7 +1,6 @@
 """Bundle: pack a run into a zip file to reproduce its verdict without trtops."""
 
 import contextlib
-import io
 import json
 import sys
 import tempfile
@@ -10,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from trtops import errors
 from trtops.backend.base import Feed
@@ -140,7 +137,7 @@ def bundle(run: str, config: BundleConfig = BundleConfig(), *, tracker: Tracker 
         logged = gather(stored, tracker, folder)
         name = f"{info.experiment} {logged.build.spec.config.precision}"
         case, environment = case_of(logged, name, stored.info.verdict), logged.build.engine.environment
-        extra, missing = _extra_files(logged), logged.missing
+        extra, missing = _extra_files(logged), (*logged.missing, *filter(None, (case.note,)))
     result = write_bundle(case, config, environment, extra=extra)
     return replace(result, missing=missing, run_id=info.id, url=info.url, experiment=info.experiment)
 
@@ -248,10 +245,7 @@ def write_bundle(
     pins = [f"{name}=={versions[name]}" for name in _REQUIRED[case.backend] if versions.get(name)]
     files = {
         "reproduce.py": (_PACKAGE / _SCRIPTS[case.backend]).read_bytes(),
-        "evaluate.py": (_PACKAGE / "comparator/standalone.py").read_bytes(),
-        "case.json": json.dumps(case.manifest(), indent=1, ensure_ascii=False).encode("utf-8"),
-        "inputs.npz": npz_of(case.feeds),
-        "golden.npz": npz_of(case.golden),
+        **case.files(),
         "constraints.txt": "".join(f"{line}\n" for line in (f"# python {environment.python}", *pins)).encode("utf-8"),
     }
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder:
@@ -291,17 +285,6 @@ def write_bundle(
     )
 
 
-def npz_of(iterations: Sequence[Mapping[str, Any]]) -> bytes:
-    """Arrays as npz, named by iteration and position, since tensor names may contain anything."""
-    file = io.BytesIO()
-    arrays = {}
-    for i, named in enumerate(iterations):
-        for j, array in enumerate(map(np.asarray, named.values())):
-            arrays[f"{i}_{j}"] = array.astype(str) if array.dtype.kind == "O" else array
-    np.savez(file, **arrays)  # type: ignore[arg-type]
-    return file.getvalue()
-
-
 def _try_script(files: Mapping[str, bytes], timeout_seconds: float) -> tuple[bool, str]:
     """Run the script in a process without trtops; returns True if it reproduces the verdict, and its output."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bundle")) as folder:
@@ -324,7 +307,7 @@ def _issue_lines(case: Case, environment: Environment, printed: str) -> Iterable
     yield from ("", "## What happens", "")
     if printed:
         yield from ("```", printed.rstrip(), "```", "")
-    yield from (f"- {reason}" for reason in case.reasons)
+    yield from (f"- {reason}" for reason in (*case.reasons, case.note) if reason)
     yield from ("", "## What is expected", "", expected, "", "## How to reproduce", "", "```")
     yield from ("python -m pip install -r constraints.txt", "python reproduce.py", "```", "")
     yield from (f"- device: {environment.device}", f"- driver: {environment.driver or 'none'}", f"- {environment.os}")

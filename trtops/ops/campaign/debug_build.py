@@ -439,7 +439,7 @@ def _check_resumed(
     evaluate: EngineEvaluator | None,
 ) -> tuple[Model, DebugBuildConfig]:
     """The model and the config to resume a campaign with; ConfigError if they would make other builds or verdicts."""
-    loaded = Model.load(model or info.fact(schema.Tag.MODEL_PATH))
+    loaded = Model.load(model or builds.find_model(tracker, info))
     began_with = info.tags.get(schema.Tag.MODEL_SHA256, "")
     if loaded.info.sha256 != began_with:
         raise errors.ConfigError(

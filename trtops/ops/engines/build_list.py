@@ -150,15 +150,9 @@ class BuildListResult(OpResult):
         builds = sorted(
             (build for build in self.builds if build.outcome != "skipped"), key=lambda build: build.outcome == "good"
         )
-        rows = []
-        for build in builds:
-            p50 = "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms"
-            precision = build.called or build.precision.upper()
-            engine = size(build.engine_bytes) if build.engine_bytes else "-"
-            rows.append((Path(build.model).name, precision, build.outcome, p50, engine, build.run_id[:8] or "-"))
-        return (
-            Table(columns=("model", "precision", "verdict", "p50", "engine", "run"), rows=tuple(rows)) if rows else None
-        )
+        columns = ("model", "precision", "verdict", "p50", "engine", "run")
+        rows = [tuple(_cells(build)[column] for column in columns) for build in builds]
+        return Table(columns=columns, rows=tuple(rows)) if rows else None
 
     def body(self) -> Iterable[str]:
         """A table of all builds not skipped, and the reasons of those skipped."""
@@ -167,20 +161,12 @@ class BuildListResult(OpResult):
             if build.outcome == "skipped":
                 skip_reasons.update(build.reasons)
                 continue
-            run = build.run_id[:8] or "-"
-            row = (
-                Path(build.model).name,
-                build.backend,
-                build.called or build.precision.upper(),
-                build.outcome,
-                "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms",
-                size(build.engine_bytes) if build.engine_bytes else "-",
-                "reused" if build.reused else f"{build.seconds:.1f} s",
-                f"[{run}]({build.url})" if build.url.startswith("http") else run,
-            )
-            rows.append(row)
+            cells = _cells(build)
+            if build.url.startswith("http"):
+                cells["run"] = f"[{cells['run']}]({build.url})"
+            rows.append(cells)
         if rows:
-            yield markdown_table(("model", "back end", "precision", "verdict", "p50", "engine", "time", "run"), rows)
+            yield markdown_table(tuple(rows[0]), [tuple(cells.values()) for cells in rows])
         if skip_reasons:
             yield ""
             yield from (f"- {count} skipped: {reason}" for reason, count in skip_reasons.items())
@@ -352,6 +338,20 @@ def _make_build(
     with contextlib.suppress(errors.TrackingError):  # the run may be in the spool
         outcome = outcome.of_run(tracker.info(result.run_id))
     return outcome if result.verdict == "good" else _with_history(outcome, tracker, build_tags)
+
+
+def _cells(build: BuildOutcome) -> dict[str, str]:
+    """The cells of a build by their columns."""
+    return {
+        "model": Path(build.model).name,
+        "back end": build.backend,
+        "precision": build.called or build.precision.upper(),
+        "verdict": build.outcome,
+        "p50": "-" if build.p50_ms is None else f"{build.p50_ms:.3f} ms",
+        "engine": size(build.engine_bytes) if build.engine_bytes else "-",
+        "time": "reused" if build.reused else f"{build.seconds:.1f} s",
+        "run": build.run_id[:8] or "-",
+    }
 
 
 def _verdict_of(info: RunInfo) -> Verdict | None:

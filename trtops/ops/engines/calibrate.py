@@ -160,7 +160,6 @@ def calibrate(
     tracker: Tracker | None = None,
     experiment: str | None = None,
     tags: Mapping[str, str] | None = None,
-    parent: str | None = None,
     progress: OnProgress | None = None,
 ) -> CalibrateResult:
     """Calibrate a model, build INT8 from the cache, evaluate it, and log everything to runs.
@@ -188,7 +187,7 @@ def calibrate(
 
         refuse_large(loaded)  # before ranges are collected, which takes minutes for such a model
     with (
-        op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags, parent=parent) as op,
+        op_run(tracker, experiment, name, kind="calibrate", model=path, tags=tags) as op,
         tempfile.TemporaryDirectory(prefix=temporary_prefix("calibration")) as folder,
     ):
         run = op.run

@@ -159,6 +159,10 @@ def _evaluate_file(
     **logged: Any,
 ) -> EvaluateResult:
     backend_name, path = _backend_of(file), model_file(model)
+    try:
+        plan = read_regular(file)
+    except OSError as exc:
+        raise errors.EngineLoadError(f"{str(file)!r} cannot be read: {exc.strerror}.") from exc
     loaded = run_step("load", Model.load, model)
     engine_options = OnnxRuntimeOptions(providers=config.providers)
     build_config = BuildConfig(
@@ -171,7 +175,7 @@ def _evaluate_file(
     with op_run(tracker, experiment or path.stem, name, kind="evaluate", model=path, **logged) as op:
         run = op.run
         run.log_params({"engine": file.name})
-        build = run_step("read engine", backend.adopt, read_regular(file), loaded, build_config)
+        build = run_step("read engine", backend.adopt, plan, loaded, build_config)
         if config.precision is None:
             spec = replace(build.spec, unknown=(*build.spec.unknown, "requested precision"))
             spec = replace(spec, config=replace(spec.config, precision=engine_precision(build)))
@@ -255,16 +259,17 @@ def _misfits(inputs: TensorMetadata, expected: TensorMetadata) -> tuple[str, ...
 def _exchanged(
     outputs: Mapping[str, np.ndarray], golden: Mapping[str, np.ndarray], report: ComparisonReport
 ) -> Iterator[str]:
-    """Yield a sentence for each bad output that is much nearer to another output of the model than to its own."""
-    for output in report.bad:
+    """Yield a sentence for each bad output that has the values of another output of the model."""
+    for name in [output.name for output in report.bad if output.name in outputs]:
         distances = {}
-        for name, array in golden.items():
-            if array.shape == outputs[output.name].shape and np.issubdtype(array.dtype, np.number):
-                difference = outputs[output.name].astype(np.float64) - array
-                distances[name] = np.linalg.norm(difference) / (np.linalg.norm(array.astype(np.float64)) or 1.0)
-        nearest = min(distances, key=distances.__getitem__, default=output.name)
-        if distances and 10 * distances[nearest] < distances.get(output.name, np.inf):
-            yield f"output {output.name!r} has the values of the model's {nearest!r}: outputs may be exchanged"
+        for other, array in golden.items():
+            kinds = array.dtype.kind + outputs[name].dtype.kind
+            if array.shape == outputs[name].shape and set(kinds) <= set("fiu"):
+                difference = outputs[name].astype(np.float64) - array
+                distances[other] = np.linalg.norm(difference) / (np.linalg.norm(array.astype(np.float64)) or 1.0)
+        nearest = min(distances, key=distances.__getitem__, default=name)
+        if nearest != name and 10 * distances[nearest] < min(distances.get(name, 1.0), 1.0):
+            yield f"output {name!r} has the values of the model's {nearest!r}"
 
 
 def _resemblance(report: ComparisonReport, precision: Precision) -> tuple[str, ...]:
@@ -272,7 +277,7 @@ def _resemblance(report: ComparisonReport, precision: Precision) -> tuple[str, .
     correlations = []
     for output in report.bad:
         correlation = None if output.statistics is None else output.statistics.correlation
-        correlations += [] if correlation is None else [correlation]
+        correlations += [] if correlation is None or np.isnan(correlation) else [correlation]
     if not correlations:
         return ()
     best = max(correlations)

@@ -165,13 +165,11 @@ class Evaluation(Record):
 
         ``unproven`` also if rounding alone explains every fault, on random data: of assumed shapes, or in FP32.
         """
-        if self.export is not None and self.export.verdict != "good":
-            return self.export.verdict
-        if self._rounding_explains:
-            return "unproven"
-        if self._faults or not self.report:
+        stage = "good" if self.export is None else self.export.verdict
+        if stage == "bad" or ((self._faults or not self.report) and not self._rounding_explains):
             return "bad"
-        return "unproven" if self._unproven or self._losses("open") else "good"
+        is_open = self._rounding_explains or self._unproven or self._losses("open")
+        return "unproven" if is_open else stage
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -120,6 +120,8 @@ def _example(
     for name, shape in shapes.items():
         sizes.setdefault(name, []).insert(0, shape)
     names = model.inputs
+    if not names:
+        raise errors.ConfigError(f"{model.source} is {model.signature}; expected parameters with names, one per input.")
     for name in (*sizes, *types):
         errors.check_known(name, names, f"{model.source} is {model.signature}; it has no input")
     if not sizes and model.program is not None:
@@ -129,7 +131,8 @@ def _example(
         raise errors.InputError(
             f"{model.source} is {model.signature}, and the shapes of its inputs are not known. Give data with an array "
             "for each input (--load-inputs FILE.npz; in Python data={'x': array}), or shapes and types (--input-shapes "
-            "x:[2,3,224,224], --input-dtypes ids:int64)."
+            "x:[2,3,224,224], --input-dtypes ids:int64). For commands without these options, `trtops convert` writes "
+            "an ONNX file (-o net.onnx)."
         )
     random, dynamic = np.random.default_rng(1), dict[str, tuple[int, ...]]()
     for name in filter(sizes.__contains__, names):

@@ -150,15 +150,21 @@ def end_gate(op: OpRun, result: R) -> R:
 def registered(result: R, config: GateConfig, tracker: Tracker) -> R:
     """Register the engine of an accepted candidate, unless the config forbids it; the result with version and alias.
 
+    A failure of the store is a finding, so that the decisions on other candidates stay.
     The run must have ended: the registry must not name an engine whose run is incomplete.
     """
     if result.decision != "accept" or not config.register:
         return result
-    build, name = builds.load_build(tracker.load(result.holder)), config.name or Path(result.subject).stem
-    # The alias names model and device. If an engine of another precision has it, this one gets an alias of its own.
-    holder = tracker.registered(registered_model(name), alias_of(build.spec.model_sha256, build.engine.environment))
-    precision = build.spec.config.precision
-    taken = holder is not None and tracker.info(holder.run_id).params.get("precision", "") != precision
-    suffix = f"_{precision}" if taken else ""
-    version, alias = register_accepted(tracker, result.holder, build, name=name, evidence=result.run_id, suffix=suffix)
+    try:
+        build, name = builds.load_build(tracker.load(result.holder)), config.name or Path(result.subject).stem
+        # The alias names model and device. If an engine of another precision has it, this one gets an alias of its own.
+        holder = tracker.registered(registered_model(name), alias_of(build.spec.model_sha256, build.engine.environment))
+        precision = build.spec.config.precision
+        taken = holder is not None and tracker.info(holder.run_id).params.get("precision", "") != precision
+        version, alias = register_accepted(
+            tracker, result.holder, build, name=name, evidence=result.run_id, suffix=f"_{precision}" if taken else ""
+        )
+    except errors.TrackingError as exc:
+        finding = Finding("registration", "error", f"the candidate is accepted, but not registered: {exc}")
+        return replace(result, findings=(*result.findings, finding))
     return replace(result, version=version.version, alias=alias)

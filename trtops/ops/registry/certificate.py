@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
-from trtops.backend.base import Build, Feed
+from trtops.backend.base import Build, Engine, Feed
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
 from trtops.comparator.arrays import as_arrays
@@ -31,8 +31,14 @@ from trtops.tracking import builds
 from trtops.tracking.base import StoredRun, Tracker, Verdict, run_id_of
 from trtops.tracking.schema import Artifact, Tag
 
-SUFFIXES = {"onnxruntime": ".ort", "tensorrt": ".plan"}
+_SUFFIXES = {"onnxruntime": ".ort", "tensorrt": ".plan"}
 _LARGEST = 64 << 20  # bytes of stored inputs and outputs
+_FIELDS = {
+    "model": {"name", "sha256"},
+    "engine": {"file", "sha256", "bytes"},
+    "environment": {"backend", "backend_version", "device"},
+    "verdict": {"verdict", "evidence"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +145,13 @@ def _facts(
             "Evaluate the engine on smaller data first."
         )
     plan = build.engine
-    is_onnx = plan.options.get("format") == "ONNX"
     facts = {
         "format": certificate.FORMAT,
         "run": stored.info.id,
         "experiment": stored.info.experiment,
         "model": {"name": model.name, "sha256": build.spec.model_sha256},
         "engine": {
-            "file": f"engine{'.onnx' if is_onnx else SUFFIXES[plan.backend]}",
+            "file": engine_file(plan),
             "sha256": plan.sha256,
             "bytes": len(plan.plan),
             "backend": plan.backend,
@@ -161,6 +166,11 @@ def _facts(
         "fingerprint": limits,
     }
     return facts, arrays
+
+
+def engine_file(engine: Engine) -> str:
+    """The name of an engine's file."""
+    return "engine.onnx" if engine.options.get("format") == "ONNX" else f"engine{_SUFFIXES[engine.backend]}"
 
 
 def _build_facts(spec: BuildSpec, environment: Environment) -> dict[str, Any]:
@@ -231,6 +241,12 @@ def verify_certificate(
         signing.key_id(key)
     try:
         signer, facts = certificate.read_facts(Path(folder), keys)
+        for section, names in _FIELDS.items():
+            if not isinstance(facts.get(section), dict) or not names <= facts[section].keys():
+                expected = f"{section!r} with {', '.join(sorted(names))}"
+                raise errors.SignatureError(f"{str(folder)!r}: {certificate.FACTS} has no {expected}.")
+        if not isinstance(facts.get("run"), str):
+            raise errors.SignatureError(f"{str(folder)!r}: {certificate.FACTS} names no run.")
     except errors.SignatureError as exc:
         return CertificateResult(folder=str(folder), verdict="bad", reasons=(str(exc),))
     reasons = () if tracker is None else tuple(_contradictions(facts, tracker))

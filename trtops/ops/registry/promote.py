@@ -89,6 +89,11 @@ class PromoteResult(OpResult):
         return "accepted" if self.version else "verified" if self.verdict == "good" else "refused"
 
     @property
+    def exit_code(self) -> int:
+        """0 if accepted, 1 if refused, 3 if the store failed."""
+        return 3 if self.verdict == "error" else super().exit_code
+
+    @property
     def next_step(self) -> NextStep | None:
         """The same promotion if the store failed when the engine was to be registered."""
         return NextStep("runs promote", {"run": self.source_run}) if self.verdict == "error" else super().next_step

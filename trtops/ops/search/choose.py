@@ -21,7 +21,7 @@ from trtops.backend.engines import engine_backend
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import is_quantized, quantizable_layers
-from trtops.backend.ratio import UNDISTURBED
+from trtops.backend.ratio import UNDISTURBED, estimate
 from trtops.backend.torch import is_torch_model, model_name
 from trtops.comparator.tasks.scores import parse_loss
 from trtops.next_step import NextStep, arguments_of
@@ -46,8 +46,11 @@ Place: TypeAlias = Literal["cpu", "cuda", "tensorrt"]
 Outcome: TypeAlias = Literal["within", "beyond", "unproven", "error", "refused", "untried"]
 
 _MAX_ROWS = 10
-_CLOSE = 1.5  # of the fastest: precisions that settings are tried for
-_ROUNDS = 24  # of the last comparison
+_CLOSE = 1.5  # of the fastest: precisions that settings are tried for, and engines that are compared with it once more
+_ROUNDS = 24  # of a comparison
+# An engine is chosen instead of one tried before it, FP32 and default settings first, if it is faster with this
+# confidence, and by more than sessions of one engine differ.
+_CONFIDENCE, _LEAST_GAIN = 0.95, 0.02
 _UNITS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
 
 
@@ -117,9 +120,10 @@ class ChooseResult(OpResult):
     """The fastest engine within the limits, and all candidates."""
 
     chosen: Candidate | None  # None if no candidate is within the limits
-    candidates: tuple[Candidate, ...]  # the fastest within the limits first
+    candidates: tuple[Candidate, ...]  # the chosen one first, then those within the limits by latency
     by_metric: bool  # whether the loss is that of a task metric, or else a relative error
     seconds: float
+    tie: str = ""  # how the chosen engine compares with the one of least latency, if that is another
     options: Mapping[str, Any] = field(default_factory=dict)  # of the config that are not the default
 
     @property
@@ -143,17 +147,14 @@ class ChooseResult(OpResult):
 
     @property
     def because(self) -> tuple[str, ...]:
-        """How the chosen engine compares with the fastest in FP32."""
-        first = next((c for c in self.candidates if c.build.precision == "fp32" and c.p50_ms), None)
+        """How the chosen engine compares with the fastest in FP32, and with one that is as fast."""
         if self.chosen is None or self.chosen.p50_ms is None:
             return self.reasons
         loss = "" if self.chosen.loss is None else f", {self._kind} {self.loss_text(self.chosen)}"
-        ratio = (
-            ""
-            if first is None or first.p50_ms is None
-            else f", {self.chosen.p50_ms / first.p50_ms:.2f} of the fastest FP32"
-        )
-        return (f"the fastest within the limits: p50 {self.chosen.p50_ms:.3f} ms{ratio}{loss}",)
+        fp32 = [c.p50_ms for c in self.candidates if c.build.precision == "fp32" and c.p50_ms]
+        ratio = f", {self.chosen.p50_ms / min(fp32):.2f} of the fastest FP32" if fp32 else ""
+        first = f"the fastest within the limits: p50 {self.chosen.p50_ms:.3f} ms{ratio}{loss}"
+        return (first, self.tie) if self.tie else (first,)
 
     @property
     def figures(self) -> str:
@@ -354,6 +355,8 @@ class _Choice:
     engines: dict[str, Build] = field(default_factory=dict, repr=False)
     started: float = field(default_factory=time.perf_counter)
     longest: float = 0.0  # seconds of one candidate
+    winner: str = ""  # the label of the candidate to choose; by default the one with the least latency
+    tie: str = ""
 
     def run_all(self) -> None:
         """Try precisions, then layers to keep, then settings of the fastest, and time those within the limits."""
@@ -377,13 +380,17 @@ class _Choice:
     def result(self) -> ChooseResult:
         """Return the result so far."""
         order = ("within", "unproven", "beyond", "error", "untried", "refused")
-        candidates = sorted(self.candidates.values(), key=lambda c: (order.index(c.outcome), c.p50_ms or math.inf))
+        candidates = sorted(
+            self.candidates.values(),
+            key=lambda c: (order.index(c.outcome), c.label != self.winner, c.p50_ms or math.inf),
+        )
         chosen = candidates[0] if candidates and candidates[0].outcome == "within" else None
         return ChooseResult(
             chosen=chosen,
             candidates=tuple(candidates),
             by_metric=bool(self.check.metric or self.check.labels),
             seconds=time.perf_counter() - self.started,
+            tie=self.tie,
         )
 
     def _places(self) -> Iterable[Place]:
@@ -500,10 +507,16 @@ class _Choice:
         return [c for c in within if (c.p50_ms or math.inf) <= _CLOSE * best]
 
     def _time(self, candidates: Sequence[Candidate]) -> None:
-        """Time engines in turns on the first feed, and set their latencies."""
+        """Time engines in turns on the first feed: set their latencies, and find the one to choose."""
         from trtops.backend.onnxrt.measure import Budget, Lane, successive_halving
 
         feed = next(iter(self.data.feeds(candidates[0].build.profiles)))
+
+        def time_in_turns(lanes: Sequence[Lane]) -> None:
+            budget = Budget(max(5.0, min(0.1 * 60 * self.config.minutes, 30.0)))
+            budget.begin(0.0, 0.0)
+            successive_halving(lanes, feed, _ROUNDS, budget)
+
         with ExitStack() as stack:
             lanes = []
             for c in candidates:
@@ -514,14 +527,28 @@ class _Choice:
                 for _ in range(3):
                     lane.infer(feed)
                 lanes.append(lane)
-            budget = Budget(max(5.0, min(0.1 * 60 * self.config.minutes, 30.0)))
-            budget.begin(0.0, 0.0)
-            successive_halving(lanes, feed, _ROUNDS, budget)
-        # Visits that other work disturbed say nothing of the engine, as in the gate.
-        undisturbed = [float(np.quantile(lane.samples, UNDISTURBED)) for lane in lanes]
-        median = float(np.median(lanes[0].samples))
-        for c, seconds in zip(candidates, undisturbed):
-            self.candidates[c.label] = replace(c, p50_ms=1e3 * median * seconds / undisturbed[0])
+            time_in_turns(lanes)
+            # Visits that other work disturbed say nothing of the engine, as in the gate.
+            undisturbed = np.array([np.quantile(lane.samples, UNDISTURBED) for lane in lanes])
+            latencies = 1e3 * np.median(lanes[0].samples) * undisturbed / undisturbed[0]
+            for c, p50 in zip(candidates, latencies.tolist()):
+                self.candidates[c.label] = replace(c, p50_ms=p50)
+            fastest = int(latencies.argmin())
+            for index in range(fastest):
+                if latencies[index] > min(_CLOSE * latencies[fastest], self.config.max_ms):
+                    continue
+                simpler, other = (replace(lanes[i], samples=[], rounds=[]) for i in (index, fastest))
+                time_in_turns([simpler, other])
+                rounds = tuple((ratio,) for ratio in other.timing(simpler).log_ratios)
+                ratio = estimate(rounds, 1.0, _CONFIDENCE, last=True)
+                if ratio.decision != "below" or ratio.ratio > 1 - _LEAST_GAIN:
+                    self.winner = candidates[index].label
+                    self.tie = (
+                        f"{candidates[fastest].label} is not faster beyond the noise and {_LEAST_GAIN:.0%}: it takes "
+                        f"{ratio.ratio:.2f} of the time ({ratio.low:.2f} to {min(ratio.high, 99):.2f} with "
+                        f"{_CONFIDENCE:.0%} confidence)"
+                    )
+                    break
 
 
 def _loss_of(evaluation: Evaluation) -> float | None:

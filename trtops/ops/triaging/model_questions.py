@@ -18,7 +18,7 @@ from trtops.backend.onnx.submodel import Cutter
 from trtops.backend.onnx.walk import constant_tensors, label, node_name
 from trtops.backend.onnxrt.runner import reference_outputs
 from trtops.calibration.data import data_source
-from trtops.comparator.report import Tolerances, compare_outputs
+from trtops.comparator.report import compare_outputs
 from trtops.comparator.results import RunResults
 from trtops.next_step import NextStep
 from trtops.ops.evaluation.data import naming_assumed
@@ -136,10 +136,14 @@ def ask_golden(subject: Subject) -> Step:
     proto = subject.model.proto()
     makers = walk.makers(proto.graph.node)
     golden_names = golden[0].keys() if twin is None else walk.makers(twin.graph.node).keys()
-    names = [name for name in _tensor_names(proto) if name in golden_names]
+    cutter = Cutter(proto)
+    in_order = chain.from_iterable(map(cutter.visible, cutter.order))
+    names = [name for name in in_order if name in golden_names]
     actual = _values(proto, names, subject.feeds)
     expected = _only(names, golden) if twin is None else _values(twin, names, subject.feeds)
-    name = _first_bad(names, actual, expected, replace(exact, nans_equal=True, infinities_equal=True))
+    limits = replace(exact, nans_equal=True, infinities_equal=True, per_output={})
+    bad = {output.name for output in compare_outputs(actual, expected, limits).bad}
+    name = next((name for name in names if name in bad), None)
     if name is None:
         return Step("differs", (wrong,), kind="model", remedy="export the model again")
     places = node_name(makers[name]), name
@@ -186,12 +190,6 @@ def _is_constant(outputs: Outputs, name: str) -> bool:
     return bool(values.size > 1 and (values == values[0]).all())
 
 
-def _tensor_names(proto: onnx.ModelProto) -> list[str]:
-    """The tensors of a model in order of execution."""
-    cutter = Cutter(proto)
-    return list(chain.from_iterable(map(cutter.visible, cutter.order)))
-
-
 def _values(proto: onnx.ModelProto, names: list[str], feeds: list[dict[str, Any]]) -> Outputs:
     """Values of some tensors of a model for each feed."""
     changed = onnx.ModelProto()
@@ -202,9 +200,3 @@ def _values(proto: onnx.ModelProto, names: list[str], feeds: list[dict[str, Any]
 
 def _only(names: Sequence[str], outputs: Outputs) -> Outputs:
     return [{name: iteration[name] for name in names} for iteration in outputs]
-
-
-def _first_bad(names: Sequence[str], actual: Outputs, expected: Outputs, tolerances: Tolerances) -> str | None:
-    """The first of some tensors outside the tolerances."""
-    bad = {output.name for output in compare_outputs(actual, expected, replace(tolerances, per_output={})).bad}
-    return next((name for name in names if name in bad), None)

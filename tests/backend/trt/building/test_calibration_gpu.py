@@ -25,7 +25,7 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.spec import BuildConfig, OptimizationProfile, ShapeRange, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.gpu
 
 FILTERS = (64, 128)
 """Layers wide enough that INT8 pays: of the demo's own TensorRT builds most in FP32, which is faster there."""
