@@ -79,7 +79,7 @@ def shift(outputs):
 
 
 def loses_boxes(outputs):
-    outputs["scores"][outputs["labels"] == 3] = 0
+    outputs["boxes"][outputs["labels"] == 3] = np.nan
 
 
 def loses_region(outputs):
@@ -216,6 +216,12 @@ def test_error_rates_of_text_are_those_of_jiwer() -> None:
     outputs = TaskOutputs([{"text": np.array(texts, object)}])
     for name, theirs in (("wer", jiwer.wer), ("cer", jiwer.cer)):
         assert METRICS[name].measure(outputs, references).value == pytest.approx(theirs(references, texts))
+
+
+@pytest.mark.parametrize(("metric", "shape"), [("miou", (3, 4, 2, 2)), ("top1", (3, 4)), ("retrieval1", (3, 4))])
+def test_nan_is_never_right(metric: str, shape: tuple[int, ...]) -> None:
+    outputs = TaskOutputs([{"scores": np.full(shape, np.nan, np.float32)}])
+    assert METRICS[metric].measure(outputs, np.zeros(shape[:1] + shape[2:], int)).value == 0
 
 
 def test_exact_interval_is_that_of_clopper_and_pearson(tmp_path: Path) -> None:

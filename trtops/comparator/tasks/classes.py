@@ -92,7 +92,10 @@ def mean_iou(outputs: TaskOutputs, labels: Any) -> Sampled:
     scores = outputs.first(
         fits, f"a map of classes, or their scores (samples, classes, ...), for labels {classes.shape}"
     )
-    best = scores if scores.dtype.kind in "iu" else scores.argmax(axis=1)
+    if scores.dtype.kind in "iu":
+        best = scores
+    else:  # NaN is a class of its own
+        best = np.where(np.isnan(scores).any(axis=1), scores.shape[1], scores.argmax(axis=1))
     count = int(max(best.max(), classes[classes != 255].max(initial=0))) + 1
     parts = np.zeros((len(classes), 2, count))
     for number, (ours, theirs) in enumerate(zip(best, classes)):

@@ -39,10 +39,11 @@ def _detections(outputs: TaskOutputs) -> Iterator[Detections]:
             boxes, scores, classes = boxes[None], scores[None], classes[None]
         counts = np.asarray(iteration[number]).ravel() if number else [boxes.shape[1]] * len(boxes)
         for row, count in enumerate(counts):
-            end = int(count)
-            kept = scores[row].reshape(-1)[:end] > 0  # rows of zeros are padding
-            detections = boxes[row].reshape(-1, 4), scores[row].reshape(-1), classes[row].reshape(-1).astype(int)
-            yield tuple(part[:end][kept] for part in detections)
+            corners = boxes[row].reshape(-1, 4)[: int(count)]
+            confidence, category = scores[row].reshape(-1)[: int(count)], classes[row].reshape(-1)[: int(count)]
+            # Rows of zeros are padding, and pycocotools matches boxes of NaN with any.
+            kept = (confidence > 0) & np.isfinite(corners).all(axis=1)
+            yield corners[kept], confidence[kept], category[kept].astype(int)
 
 
 def _matches(outputs: TaskOutputs, golden: TaskOutputs) -> Iterator[tuple[Array, Array, Array]]:
@@ -94,28 +95,21 @@ def mean_ap(outputs: TaskOutputs, labels: Any) -> Sampled:
     images = [image["id"] for image in labels["images"]]
     detections = list(_detections(outputs))
     check_count(len(detections), len(images))
-    found = list[dict[str, Any]]()
+    detected = list[dict[str, Any]]()
     for image, (boxes, scores, classes) in zip(images, detections):
-        for box, score, category in zip(boxes.astype(np.float64), scores, classes):
-            x, y, right, bottom = box.tolist()
-            width, height = right - x, bottom - y
-            found.append(
-                {"image_id": image, "category_id": int(category), "score": float(score), "id": len(found) + 1,
-                 "bbox": [x, y, width, height], "area": width * height, "iscrowd": 0}
-            )  # fmt: skip
+        corners, sides = boxes[:, :2].astype(np.float64), boxes[:, 2:].astype(np.float64) - boxes[:, :2]
+        for box, score, category in zip(np.hstack((corners, sides)).tolist(), scores.tolist(), classes.tolist()):
+            detected.append({"image_id": image, "category_id": category, "score": score, "bbox": box})
     categories = {category["id"] for category in labels["categories"]}
-    if found and not categories & {entry["category_id"] for entry in found}:
+    if detected and not categories & {entry["category_id"] for entry in detected}:
         raise errors.ComparisonError("No class of the outputs is the id of a category of the labels.")
     truth = [{"iscrowd": 0, "area": box["bbox"][2] * box["bbox"][3], **box} for box in labels["annotations"]]
-    datasets = list[Any]()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        for annotations in (truth, found):
-            coco = COCO()
-            coco.dataset = {**labels, "annotations": annotations}
-            coco.createIndex()
-            datasets.append(coco)
+        coco = COCO()
+        coco.dataset = {**labels, "annotations": truth}
+        coco.createIndex()
         # A class of pycocotools, which evaluates boxes and no code.
-        evaluation = COCOeval(*datasets, iouType="bbox")
+        evaluation = COCOeval(coco, coco.loadRes(detected) if detected else COCO(), "bbox")
         evaluation.params.imgIds = images
         evaluation.params.areaRng, evaluation.params.areaRngLbl = [[0, 1e10]], ["all"]
         evaluation.evaluate()
