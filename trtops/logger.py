@@ -273,13 +273,16 @@ class _Lines(logging.Formatter):
         return with_short_words(escaped(masked(text)))
 
 
+_LINES = _Lines()
+
+
 class _Console(logging.Handler):
     """Writes to the current ``sys.stderr``, or ``sys.stdout`` if a message says so."""
 
     def emit(self, record: logging.LogRecord) -> None:
         file = sys.stdout if getattr(record, "on_stdout", False) else sys.stderr
         try:
-            text, (_, color) = _Lines().format(record), _STYLES.get(record.levelno, ("", 0))
+            text, (_, color) = _LINES.format(record), _STYLES.get(record.levelno, ("", 0))
             is_result, is_own = file is sys.stdout, not re.fullmatch(r"trtops(\.logger\.\d+)?", record.name)
             if is_own and is_result and G_LOGGER.hides_results:
                 return

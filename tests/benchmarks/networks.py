@@ -128,8 +128,13 @@ def shape_chain(nodes: int) -> onnx.ModelProto:
     return b.model({"x": (4, 8)}, b.op("Reshape", "x", shape))
 
 
-def exported_transformer(nodes: int, *, width: int = 32, dynamic: bool = True) -> onnx.ModelProto:
-    """Attention and feed-forward blocks as PyTorch exports them: each Reshape behind a chain of Shape and Gather."""
+def exported_transformer(
+    nodes: int, *, width: int = 32, dynamic: bool = True, flattened: bool = False
+) -> onnx.ModelProto:
+    """Attention and feed-forward blocks as PyTorch exports them: each Reshape behind a chain of Shape and Gather.
+
+    With ``flattened``, a head takes each sample's rows as one, whose length only symbolic shape inference computes.
+    """
     b, x, heads = Graph(), "x", 4
 
     def size_of(x: str, axis: int) -> str:
@@ -155,4 +160,8 @@ def exported_transformer(nodes: int, *, width: int = 32, dynamic: bool = True) -
         half = b.op("Constant", value_float=0.5)
         y = b.op("Mul", b.op("Mul", y, half), b.op("Add", b.op("Erf", y), b.op("Constant", value_float=1.0)))
         x = b.op("Add", x, b.op("MatMul", y, b.weight(2 * width, width)))
-    return b.model({"x": ("batch", "sequence", width) if dynamic else (1, 16, width)}, x)
+    if flattened:
+        x = b.op("Reshape", x, b.op("Concat", size_of(x, 0), b.op("Constant", value_ints=[-1]), axis=0))
+        x = b.op("Reshape", x, b.op("Concat", size_of(x, 0), size_of(x, 1), axis=0))
+    batch, length = "batch" if dynamic else 1, "sequence" if dynamic and not flattened else 16
+    return b.model({"x": (batch, length, width)}, x)

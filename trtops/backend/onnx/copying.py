@@ -66,13 +66,16 @@ def _copy(source: Any, target: Any, put: PutTensor) -> None:
                 _copy_part(part, parts.add(), put)
 
 
-def around(source: Any, field: str) -> tuple[Any, Any]:
-    """Copy a message's fields that are serialized before one of them, and those after it."""
-    before, after, number = type(source)(), type(source)(), source.DESCRIPTOR.fields_by_name[field].number
+def around(source: Any, field: str) -> tuple[Any, Any, Any]:
+    """Copy a message's fields that are serialized before one of them, and those after it; its value is in between."""
+    before, middle, after = type(source)(), None, type(source)()
+    number = source.DESCRIPTOR.fields_by_name[field].number
     for descriptor, value in source.ListFields():
-        if descriptor.number != number:
+        if descriptor.number == number:
+            middle = value
+        else:
             _copy_field(before if descriptor.number < number else after, descriptor.name, value)
-    return before, after
+    return before, middle, after
 
 
 def _copy_field(target: Any, name: str, value: Any) -> None:

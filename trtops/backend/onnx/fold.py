@@ -145,12 +145,12 @@ class _Folding:
         return changed
 
     def lacks_dims(self) -> bool:
-        """Return True if dimensions not inferred by ONNX prevent further folding."""
+        """Return True if dimensions not inferred by ONNX prevent further folding; the nodes are in order."""
         assumed = shapes.computed_dims(self.model.graph)
         for graph in walk.graphs(self.model.graph) if assumed else ():
             tensors = KnownTensors(walk.by_name(graph.initializer), shapes.values(graph), assumed)
             makers = walk.makers(graph.node)
-            for node in walk.in_order(graph.node):
+            for node in graph.node:
                 sizes = tensors.learn_sizes(node)
                 if walk.is_onnx_op(node, "Shape", "Size") and tensors.dims(node.input[0]) is None:
                     if node.input[0] in makers:

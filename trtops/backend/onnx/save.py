@@ -146,29 +146,28 @@ def _write(model: onnx.ModelProto, size: int, file: IO[bytes]) -> None:
         return
     # The weights one at a time: protobuf would hold all of them twice more. Its format is a field's number, the number
     # of bytes, and the bytes.
-    graph_head, graph_tail = (
-        with_weights(ModelProto(graph=part)).graph.SerializeToString()
-        for part in copying.around(model.graph, "initializer")
-    )
+    before, weights, after = copying.around(model.graph, "initializer")
+    graph_head = with_weights(ModelProto(graph=before)).graph.SerializeToString()
+    graph_tail = with_weights(ModelProto(graph=after)).graph.SerializeToString()
     size = len(graph_head) + len(graph_tail)
     parts: list[tuple[bytes, ExternalData | onnx.TensorProto | None, bytes]] = []
-    for tensor in model.graph.initializer:
+    for tensor in weights or ():
         source, head, length, tail = None, tensor, 0, TensorProto()
         if external.is_anchored(tensor):
             source = external.locate(tensor)
             head, length, tail.doc_string = TensorProto(), source.length, tensor.doc_string
             copying.copy_header(tensor, head)
         elif tensor.HasField("raw_data") and (copying.expected_bytes(tensor) or 0) > _SHAPE_BYTES:
-            source, length = tensor, len(tensor.raw_data)
-            head, tail = copying.around(tensor, "raw_data")
+            head, values, tail = copying.around(tensor, "raw_data")
+            source, length = tensor, len(values)
         head_bytes, tail_bytes = head.SerializeToString(), tail.SerializeToString()
         if source is not None:
             head_bytes += _field_head(TensorProto, "raw_data", length)
         tensor_size = len(head_bytes) + length + len(tail_bytes)
         parts.append((_field_head(GraphProto, "initializer", tensor_size) + head_bytes, source, tail_bytes))
         size += len(parts[-1][0]) + length + len(tail_bytes)
-    model_head, model_tail = (part.SerializeToString() for part in copying.around(model, "graph"))
-    file.write(model_head + _field_head(ModelProto, "graph", size) + graph_head)
+    before, _, after = copying.around(model, "graph")
+    file.write(before.SerializeToString() + _field_head(ModelProto, "graph", size) + graph_head)
     for head_bytes, source, tail_bytes in parts:
         file.write(head_bytes)
         if isinstance(source, TensorProto):
@@ -176,7 +175,7 @@ def _write(model: onnx.ModelProto, size: int, file: IO[bytes]) -> None:
         for block in source.blocks() if isinstance(source, ExternalData) else ():
             file.write(block)
         file.write(tail_bytes)
-    file.write(graph_tail + model_tail)
+    file.write(graph_tail + after.SerializeToString())
 
 
 def _field_head(message: Any, name: str, size: int) -> bytes:

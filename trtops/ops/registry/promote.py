@@ -1,13 +1,15 @@
 """Promote: build a good build's tactics again, verify the engine, and register it as accepted."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtops import errors
-from trtops.backend.base import Build, BuildRequest, Caches, Engine
+from trtops.backend.base import Build, BuildRequest, Caches, Engine, EngineBackend
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
+from trtops.backend.worker import IsolatedBackend, may_crash
 from trtops.comparator.report import compare_outputs
 from trtops.next_step import NextStep
 from trtops.ops.arguments import checked_arguments
@@ -42,7 +44,8 @@ class PromoteConfig(
         model: The ONNX file (default: the one that the run kept, or that it was built from).
         check: How the new engine is evaluated (default: as the campaign's builds, or else as the run's own).
         name: Registered model (default: the name of the run's model file, without its ending).
-        timeout_seconds: Seconds that the build, and a first inference with it, may take.
+        timeout_seconds: Seconds that the build, and a first inference with it, may take. Not for FP32 on ONNX Runtime
+            in a command, which needs no child process.
         devices: GPUs to build on, as ``CUDA_VISIBLE_DEVICES`` names them (default: those of that variable, or
             the first).
         allow_scripts: Run a data script that the campaign or the run names. Anyone with write access to the store can
@@ -235,9 +238,15 @@ def _build_and_verify(
     # The recorded tactics replace random ones.
     build_config = replace(source.spec.config, options=replace(source.spec.config.options, tactic_seed=None))
     build_place = promotion_place(stored.info, config)
-    with warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds) as backend:
+    opened: AbstractContextManager[EngineBackend]
+    built_elsewhere = source.spec.engine_sha256 is not None
+    if built_elsewhere or build_place.backend == "tensorrt" or may_crash(build_config):
+        opened = warm_backend(build_place.backend, build_place.devices, build_place.timeout_seconds)
+    else:
+        opened = nullcontext(engine_backend(build_place.backend))
+    with opened as backend:
         caches, key, build = Caches(), None, source
-        if source.spec.engine_sha256 is None:  # otherwise it was built elsewhere, and is accepted itself
+        if not built_elsewhere:  # otherwise it is accepted itself
             caches = Caches.replaying(source.tactics, source.timing_cache, calibration=source.calibration_cache)
             # Raises unless all replayable tactics are followed.
             build = backend.build(BuildRequest(model, build_config, caches=caches))
@@ -248,9 +257,11 @@ def _build_and_verify(
         builds.log_build(run, build, model.info, backend.engine_suffix, key)
         for file in model.files():
             run.log_file(file, f"{schema.Artifact.MODEL}{file.name}")
-        evaluation, agreement = backend.worker.run(
-            _compare_in_child, build, source.engine, model, check, timeout=backend.timeout
-        )
+        arguments = build, source.engine, model, check
+        if isinstance(backend, IsolatedBackend):
+            evaluation, agreement = backend.worker.run(_compare_engines, *arguments, timeout=backend.timeout)
+        else:
+            evaluation, agreement = _compare_engines(*arguments)
     evidence, params = evaluation.evidence, stored.info.params
     if evidence is not None and params.get("evidence.data") == evidence.data_sha256[: schema.DATA_DIGITS]:
         # The same data under its name there, instead of the place that this store keeps it at.
@@ -266,7 +277,7 @@ def _build_and_verify(
         alias=alias_of(model.info.sha256, build.engine.environment),
         engine_sha256=build.engine.sha256,
         coverage=build.tactics.coverage,
-        built_elsewhere=build.spec.engine_sha256 is not None,
+        built_elsewhere=built_elsewhere,
         evaluation=evaluation,
         agreement=agreement,
     )
@@ -287,7 +298,7 @@ def _decide(
     return ("good", ()) if unproven is None else (unproven.verdict, unproven.reasons)
 
 
-def _compare_in_child(build: Build, other: Engine, model: Model, check: CheckConfig) -> tuple[Evaluation, Evaluation]:
+def _compare_engines(build: Build, other: Engine, model: Model, check: CheckConfig) -> tuple[Evaluation, Evaluation]:
     """Evaluate an engine against golden outputs, and against another engine's outputs."""
     feeds = check.open_for(model, profiles=build.spec.config.profiles)
     backend = engine_backend(build.engine.backend)
