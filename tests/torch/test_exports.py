@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,7 @@ def test_export_is_kept_by_content() -> None:
     module, example = modules.Norm(), Example({"x": modules.floats(4, 6)})
     first = export(TorchModel.open(module), example)
     assert export(TorchModel.open(module), example).path == first.path
+    assert export(replace(first.model, name="copy"), example).path.is_file() and first.path.is_file()
     with torch.no_grad():
         module.linear.bias.add_(1)
     assert export(TorchModel.open(module), example).path != first.path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtops import terminal
+from trtops.backend.torch import model_stem
 from trtops.cli import registry, values
 from trtops.cli.flags import Group, Options, flag
 from trtops.logger import G_LOGGER
@@ -189,7 +190,7 @@ def with_lists_in_files(step: NextStep) -> NextStep:
         is_ambiguous = any(word[:1] in ("-", "@") for word in value)
         if (len(value) > _LONGEST_LIST or is_ambiguous) and not any("\n" in word for word in value):
             text = "".join(f"{word}\n" for word in value).encode("utf-8", "surrogateescape")
-            stem = Path(str(step.arguments.get("model", "trtops"))).stem
+            stem = model_stem(str(step.arguments.get("model", "trtops")))
             path = Path(f"{stem}.{name}-{sha256(text)[:8]}.txt")  # so that no other file is overwritten
             with contextlib.suppress(OSError):
                 path.write_bytes(text)

@@ -28,6 +28,7 @@ from prefect.utilities.callables import get_call_parameters, parameter_docstring
 from prefect.utilities.urls import url_for
 
 from trtops import errors
+from trtops.backend.torch import is_torch_model, model_stem
 from trtops.flows.slots import device_slot, has_server, in_flow
 from trtops.logger import mask_log_records
 from trtops.next_step import NextStep
@@ -122,6 +123,13 @@ class OpFlow(Flow[P, R]):
         """
         if leading := leading_options(inspect.unwrap(self.fn), args):
             args, kwargs = (), leading | kwargs
+        for argument in (*args, *kwargs.values()):
+            for value in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if is_torch_model(value) and not isinstance(value, (str, Path)):
+                    raise errors.ConfigError(
+                        f"{self.name}: found a {type(value).__name__}, and parameters of flows are stored as JSON; "
+                        "expected script.py:function, or a file."
+                    )
         try:
             if not has_server():
                 function: Callable[..., Any] = self.fn
@@ -367,7 +375,7 @@ def _run_name() -> str:
     for name in names or [platform.node()]:
         several = name if isinstance(name, (tuple, list)) else (name,)
         for value in several:  # a pattern says more than the stem of its last part
-            words.append(str(value) if "*" in str(value) else Path(str(value)).stem)
+            words.append(str(value) if "*" in str(value) else model_stem(str(value)))
     words = [word[:8] if re.fullmatch("[0-9a-f]{32}", word) else word for word in words]  # ids of runs, as in tables
     return masked(" ".join(words))[:200]
 
@@ -403,7 +411,7 @@ def _ended(result: OpResult) -> State[Any]:
     # For filters of Prefect's lists, and for automations: an event such as trtops.convert.bad.
     parameters = context.parameters or {}
     precision = parameters.get("precision") or getattr(result, "called", "").lower()
-    tags = {masked(Path(result.subject).stem), precision, result.verdict} - {""}
+    tags = {masked(model_stem(result.subject)), precision, result.verdict} - {""}
     context.client.update_flow_run(context.flow_run.id, tags={*context.flow_run.tags, *tags})
     resource = {"prefect.resource.id": f"trtops.run.{result.run_id}", "prefect.resource.name": masked(result.title)}
     payload = {

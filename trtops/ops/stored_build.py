@@ -106,10 +106,13 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
             missing.append(f"the deny-list with digest {spec.denied_sha256}: no tactic is denied")
     missing_before = len(missing)
     check = _check_config(run, parent, sources, missing, dict(spec.timed_shapes))
+    unchecked = list[str]()
     recorded, tolerances = None, tolerances_for(spec.config.precision, check.tolerances)
     if schema.Artifact.ACCURACY in run.manifest:
         recorded = Evaluation.from_json(run.read_bytes(schema.Artifact.ACCURACY))
         tolerances = recorded.report.tolerances
+        if recorded.export is not None:
+            unchecked.append(f"the module {recorded.export.source}: its export is the model, and is not checked again")
     golden = None if parent is None else campaigns.golden_file(parent)
     state, params = schema.DEVICE_STATE, engine_run.info.params
     return Logged(
@@ -127,7 +130,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
         recorded=recorded if len(missing) == missing_before else None,
         golden=None if golden is None else str(golden),
         state={name[len(state) :]: value for name, value in params.items() if name.startswith(state)},
-        missing=tuple(missing),
+        missing=(*missing, *unchecked),
     )
 
 

@@ -117,13 +117,15 @@ def test_export_is_checked_once_for_all_builds(tmp_path: Path, monkeypatch: pyte
     checked = exports_to(monkeypatch, tmp_path, lambda a: np.tanh(a))
     (tmp_path / "nets.py").touch()
     entry = {"model": "nets.py:make", "precisions": ["fp32", "fp16"], "onnxruntime": {"tactics": []}}
-    (tmp_path / "models.yaml").write_text(json.dumps({"models": [entry]}))
+    (tmp_path / "models.yaml").write_text(json.dumps({"models": [entry, {"model": "gone.py:make"}]}))
     tracker = trtops.MemoryTracker()
 
     result = trtops.build_list(tmp_path / "models.yaml", tracker=tracker)
 
-    assert [build.precision for build in result.builds] == ["fp32", "fp16"] and len(checked) == 1
-    for build in result.builds:
+    *builds, gone = result.builds
+    assert [build.precision for build in builds] == ["fp32", "fp16"] and len(checked) == 1
+    assert gone.outcome == "error" and "gone.py:make matches no file" in gone.reasons[0]
+    for build in builds:
         assert build.run_id, build.reasons
         assert json.loads(tracker.load(build.run_id).read_bytes("accuracy/results.json"))["export"]["feeds"] == 2
 

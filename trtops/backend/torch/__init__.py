@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, Protocol
 
 from trtops.system.allowed import split_script
@@ -28,3 +29,9 @@ def is_torch_model(value: object) -> bool:
 def model_name(value: object) -> str:
     """Return the text of a path, ``script.py:function``, or the class of a module or program."""
     return os.fspath(value) if isinstance(value, (str, os.PathLike)) else type(value).__name__
+
+
+def model_stem(source: str | os.PathLike[str]) -> str:
+    """Return the name of a model's files, runs and experiment: without folder and ending, or ``script-function``."""
+    script, function = split_script(os.fspath(source))
+    return f"{Path(script).stem}-{function}" if function else Path(script).stem

@@ -77,16 +77,19 @@ def export(model: TorchModel, example: Example, opset: int | None = None) -> Exp
     shapes = {name: [str(array.dtype), *array.shape] for name, array in example.arrays.items()}
     dynamic = {name: list(axes) for name, axes in example.dynamic.items()}
     releases = (torch.__version__, version("onnxscript"), ".".join(map(str, sys.version_info[:2])))
-    key = json.dumps([_FORMAT, model.digest(), shapes, dynamic, opset, releases])
+    key = json.dumps([_FORMAT, model.name, model.digest(), shapes, dynamic, opset, releases])
     folder = export_folder() / hashlib.sha256(key.encode()).hexdigest()[:32]
     path = folder / f"{model.name}.onnx"
     if not path.is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=temporary_prefix("export")) as temporary:
-            facts = _export(model, example, opset, Path(temporary) / path.name)
-            (Path(temporary) / "export.json").write_text(json.dumps(facts))
+            written = Path(temporary, "export")
+            written.mkdir()
+            facts = _export(model, example, opset, written / path.name)
+            (written / "export.json").write_text(json.dumps(facts))
             shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(temporary, folder)
+            with contextlib.suppress(OSError):  # another process was faster, with the same content
+                written.rename(folder)
     facts = json.loads((folder / "export.json").read_text())
     fixed = tuple((str(name), int(axis), int(size)) for name, axis, size in facts["fixed"])
     return Export(model, path, example, fixed, tuple(map(str, facts["decisions"])), tuple(facts["bounds"]))

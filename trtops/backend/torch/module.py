@@ -24,7 +24,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.common import import_from_script
-from trtops.backend.torch import PICKLED
+from trtops.backend.torch import PICKLED, model_stem
 from trtops.extras import require
 from trtops.record import sha256_file
 from trtops.system.allowed import check_file, split_script
@@ -73,7 +73,7 @@ class TorchModel:
             source = os.fspath(value)
             script, function = split_script(source)
             path = Path(script)
-            name, file = path.stem, None if function else path
+            name, file = model_stem(source), None if function else path
             if not path.is_file():
                 raise errors.InvalidModelError(f"{path.absolute()} does not exist; expected a PyTorch model.")
             if path.suffix in PICKLED:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtops.backend import trt
 from trtops.backend.common import SaveBytes, save_bytes
+from trtops.backend.torch import model_stem
 from trtops.cli import configs, groups, loading
 from trtops.cli.flags import Group, Options, UsageError, flag
 from trtops.cli.jobs import Job, command, op_job
@@ -71,7 +72,7 @@ def convert(args: Options) -> Job:
         raise UsageError(f"{args.output}: its suffix does not say what to make; use --convert-to trt, or another kind")
     suffix = {"trt": ".engine", "ort": ".ort"}.get(target, ".converted.onnx")
     is_written = args.output is not None or args.experiment is None
-    output = args.output = args.output or f"{Path(args.model_file).stem.removesuffix('.py')}{suffix}"
+    output = args.output = args.output or f"{model_stem(args.model_file)}{suffix}"
     if target == "ort" or args.experiment is not None:
         if kind in ("torch", "trt-network-script"):
             if args.model_file.endswith(".py"):

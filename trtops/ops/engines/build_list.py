@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.backend.torch import is_torch_model
+from trtops.backend.torch import is_torch_model, model_stem
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.engines.convert_result import ConvertResult
@@ -132,7 +132,7 @@ class BuildListResult(OpResult):
         text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
         if not self.failed:
             return text or "nothing to build"
-        names = ", ".join(dict.fromkeys(Path(build.model).stem for build in self.failed))
+        names = ", ".join(dict.fromkeys(model_stem(build.model) for build in self.failed))
         return f"{len(self.failed)} of {len(self.builds)} failed ({text}): {names}"
 
     @property
@@ -291,7 +291,7 @@ def _make_build(
     """Make one build. Any error in it is its outcome; its runs are found by their ``build_tags`` tags."""
     start = time.monotonic()
     config, experiment = build.entry.config(build.precision, build.backend), build.entry.experiment
-    experiment, tags = experiment or Path(build.model).stem, {**tags, **build_tags}
+    experiment, tags = experiment or model_stem(build.model), {**tags, **build_tags}
     build_tags = {name: build_tags[name] for name in (schema.Tag.KIND, schema.Tag.LISTED_AS)}
     before = list[RunInfo]()
     with contextlib.suppress(errors.TrackingError):  # the build is kept on disk until the store is back
@@ -317,7 +317,7 @@ def _make_build(
                 # A model that cannot be read leaves no run. Without one, a watched folder would try it again each time.
                 with (
                     contextlib.suppress(Exception),
-                    op_run(tracker, experiment, Path(build.model).stem, kind="build", model=build.model, tags=tags),
+                    op_run(tracker, experiment, model_stem(build.model), kind="build", model=build.model, tags=tags),
                 ):
                     raise
             for info in tracker.find(tags=build_tags, limit=1):

@@ -158,7 +158,7 @@ class ModelList(Record):
         for entry, line in zip(self.models, self.lines):
             # The pattern without the escapes of glob.escape()
             plain = Path(re.sub(r"\[([*?[])\]", r"\1", entry.model))
-            is_one = plain.is_file() or split_script(str(plain))[1] != ""
+            is_one = Path(split_script(str(plain))[0]).is_file()
             files = [str(plain)] if is_one else sorted(glob.glob(entry.model, recursive=True))
             missing = [] if files else [f"model: {plain} matches no file."]
             for key in _PATHS:

@@ -11,7 +11,7 @@ from pathlib import Path
 from trtops import errors
 from trtops.backend.engines import engine_backend
 from trtops.backend.onnx.model import Model
-from trtops.backend.torch import is_torch_model, model_name
+from trtops.backend.torch import is_torch_model, model_name, model_stem
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.torch_models import exported_model
 from trtops.ops.gate.across_releases import Candidate, Regression, accepted_candidates, explain
@@ -56,7 +56,7 @@ class MatrixResult(OpResult):
         """The number of candidates by decision, and the names of those not accepted."""
         counts = Counter(cell.decision for cell in self.cells)
         text = ", ".join(f"{counts[decision]} {words}" for decision, words in DECIDED.items() if counts[decision])
-        names = dict.fromkeys(Path(cell.subject).stem for cell in self._not_accepted)
+        names = dict.fromkeys(model_stem(cell.subject) for cell in self._not_accepted)
         return (f"{text}: {', '.join(names)}" if names else text) or "no candidates"
 
     @property
@@ -67,7 +67,7 @@ class MatrixResult(OpResult):
     def reasons(self) -> tuple[str, ...]:
         """Each candidate not accepted, with its reasons."""
         return tuple(
-            f"{Path(cell.subject).stem} {cell.precision} {cell.release}: {cell.decision}. {'; '.join(cell.reasons)}"
+            f"{model_stem(cell.subject)} {cell.precision} {cell.release}: {cell.decision}. {'; '.join(cell.reasons)}"
             for cell in self._not_accepted
         )
 
@@ -77,14 +77,14 @@ class MatrixResult(OpResult):
             metrics, family = cell.metrics(), schema.Metric.GATE
             widths = max((value for name, value in metrics.items() if name[1] == "widths"), default=None)
             ratios = metrics.get((family, "latency_ratio")), widths, metrics.get((family, "size_ratio"))
-            names = Path(cell.subject).stem, cell.precision, cell.release, cell.decision
+            names = model_stem(cell.subject), cell.precision, cell.release, cell.decision
             yield (*names, *ratios, cell.seconds, cell.run_id)
 
     def overview(self) -> Table:
         """Return the decision on each candidate, those that are not accepted first."""
         columns = ("model", "precision", "release", "decision", "run")
         cells = sorted(self.cells, key=lambda cell: cell.decision == "accept")
-        rows = [(Path(c.subject).stem, c.precision, c.release, DECIDED[c.decision], c.run_id[:8]) for c in cells]
+        rows = [(model_stem(c.subject), c.precision, c.release, DECIDED[c.decision], c.run_id[:8]) for c in cells]
         return Table(columns=columns, rows=tuple(rows))
 
     def sections(self) -> Iterable[Section]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from trtops import errors
 from trtops.backend.onnx.model import Model
+from trtops.backend.torch import model_stem
 from trtops.next_step import arguments_of
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.engines.request import check_names
@@ -156,7 +157,7 @@ def registered(result: R, config: GateConfig, tracker: Tracker) -> R:
     if result.decision != "accept" or not config.register:
         return result
     try:
-        build, name = builds.load_build(tracker.load(result.holder)), config.name or Path(result.subject).stem
+        build, name = builds.load_build(tracker.load(result.holder)), config.name or model_stem(result.subject)
         # The alias names model and device. If an engine of another precision has it, this one gets an alias of its own.
         holder = tracker.registered(registered_model(name), alias_of(build.spec.model_sha256, build.engine.environment))
         precision = build.spec.config.precision

@@ -22,7 +22,7 @@ from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.backend.onnx.quantize import is_quantized, quantizable_layers
 from trtops.backend.ratio import UNDISTURBED, estimate
-from trtops.backend.torch import is_torch_model, model_name
+from trtops.backend.torch import model_name
 from trtops.comparator.tasks.scores import parse_loss
 from trtops.next_step import NextStep, arguments_of
 from trtops.ops.arguments import checked_arguments
@@ -301,7 +301,7 @@ def choose_all(
     tracker = tracker_or_default(tracker)
     sources = list[Any]()
     for model in models:
-        sources += [model] if is_torch_model(model) else sorted(glob.glob(str(model))) or [str(model)]
+        sources += (sorted(glob.glob(str(model))) if isinstance(model, (str, Path)) else ()) or [model]
     logged: dict[str, Any] = {"tracker": tracker, "experiment": experiment, "tags": tags}
     if len(sources) == 1:
         return choose(sources[0], config, progress=progress, **logged)
