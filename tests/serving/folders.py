@@ -38,7 +38,7 @@ def facts_of(engine: Engine, model: Model, outputs: Any, **fields: Any) -> Facts
         return [
             {
                 "name": tensor.name,
-                "dtype": np.dtype(tensor.dtype).name,
+                "dtype": "str" if tensor.dtype == "str" else np.dtype(tensor.dtype).name,
                 "shape": [size if isinstance(size, int) else -1 for size in tensor.shape],
             }
             for tensor in tensors
@@ -60,7 +60,7 @@ def facts_of(engine: Engine, model: Model, outputs: Any, **fields: Any) -> Facts
 
 def npz(arrays: dict[str, np.ndarray]) -> bytes:
     file = io.BytesIO()
-    np.savez(file, **arrays)  # type: ignore[arg-type]
+    np.savez(file, **{n: a.astype(str) if a.dtype == object else a for n, a in arrays.items()})  # type: ignore[arg-type]
     return file.getvalue()
 
 

@@ -255,6 +255,20 @@ def test_profile_limits_the_shapes(tmp_path: Path, key: Path) -> None:
             loaded({name: wrong})
 
 
+def test_texts_and_scalars_are_taken_as_users_have_them(tmp_path: Path, key: Path) -> None:
+    text = (
+        "(string[n] x, float z) => (string[n] same, float[n] y) { same = Identity(x) w = Cast<to=1>(x) y = Mul(w, z) }"
+    )
+    feed = {"x": np.array(["1", "2.5"]), "z": np.array(2, np.float32)}
+    engine, facts, inputs = folders.built(models.Case(models.model(text), feed))
+    loaded = load(folders.write(tmp_path / "engine", engine.plan, facts, inputs), key)
+
+    outputs = loaded({"x": np.array(["-3", "10.25", "0"], object), "z": np.float32(2)})
+    assert outputs["same"].tolist() == ["-3", "10.25", "0"] and outputs["y"].tolist() == [-6, 20.5, 0]
+    with pytest.raises(ValueError, match="do not fit"):
+        loaded({"x": [1, 2], "z": np.float32(2)})
+
+
 def test_changed_stack_takes_another_engine_or_rebuilds(tmp_path: Path, key: Path, engine: Any) -> None:
     built, facts, inputs = engine
     release = facts["environment"]["backend_version"]

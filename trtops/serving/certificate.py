@@ -39,7 +39,8 @@ FOLDER --signature FOLDER/certificate.sig --public_key key.pub`` accepts it.
 
 ``inputs.npz`` has the arrays ``input_0``, ``input_1`` ... in the order of ``inputs``, and the golden outputs
 ``output_0`` ... in the order of ``outputs``. NumPy has no bfloat16 and no FP8: those are unsigned integers of the same
-width. The engine's outputs match the fingerprint if each has the dtype and shape of the stored one, and
+width, and ``load.py`` does not take such engines. The engine's outputs match the fingerprint if each has the dtype and
+shape of the stored one, and
 
 - floating-point elements differ by at most ``atol``, or by at most ``rtol`` of the golden element. Elements that are
   NaN or infinite are the same in both;
