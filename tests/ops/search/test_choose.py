@@ -113,6 +113,12 @@ def test_loss_of_a_metric_decides(net: Path, config: ChooseConfig, tmp_path: Pat
     metric = {"metric": f"{tmp_path}/own.py:first", "labels": str(tmp_path / "labels.npy")}
     result = choose(net, config, loss="0.00001%", precisions=("fp32", "int8"), tracker=MemoryTracker(), **metric)
 
+    tracker = MemoryTracker()
+    for mistake in ({**metric, "metric": "top11"}, {**metric, "labels": "missing.npy"}, {"metric": "top1"}):
+        with pytest.raises(errors.ConfigError, match=r"top1|missing\.npy"):
+            choose(net, config, tracker=tracker, **mistake)
+    assert not tracker.find()
+
     losses = {c.label: c.loss for c in result.candidates}
     (tmp_path / "own.py").write_text("def first(outputs, labels):\n    raise RuntimeError('no table')\n")
     with pytest.raises(errors.ScriptError, match=r'own.py", line 2(?s:.*)RuntimeError: no table'):

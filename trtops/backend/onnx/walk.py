@@ -29,6 +29,11 @@ FLOATING = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT
 _RANDOM_OPS = frozenset(
     ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 )
+# Types of attributes that may have lists of graphs or tensors. To look at an empty list of each attribute
+# takes longer than all the rest.
+_LISTS = frozenset(
+    AttributeProto.AttributeType.Value(name) for name in ("UNDEFINED", "GRAPHS", "TENSORS", "SPARSE_TENSORS")
+)
 # The input that puts a Dropout in training mode.
 _TRAINING_MODE = {"Dropout": 2, "BiasDropout": 4}
 
@@ -51,8 +56,9 @@ def named_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.name, attribute.g
-        for number, body in enumerate(attribute.graphs):
-            yield f"{attribute.name}[{number}]", body
+        if attribute.type in _LISTS:
+            for number, body in enumerate(attribute.graphs):
+                yield f"{attribute.name}[{number}]", body
 
 
 def nodes_within(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
@@ -70,8 +76,9 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         for attribute in node.attribute:  # a call of `subgraphs` for each node would take as long as all the rest
             if attribute.HasField("g"):
                 yield from graphs(attribute.g)
-            for body in attribute.graphs:
-                yield from graphs(body)
+            if attribute.type in _LISTS:
+                for body in attribute.graphs:
+                    yield from graphs(body)
 
 
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -101,11 +108,12 @@ def _attribute_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorP
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
-            yield from attribute.tensors
             if attribute.HasField("sparse_tensor"):
                 yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
-            for sparse in attribute.sparse_tensors:
-                yield from (sparse.values, sparse.indices)
+            if attribute.type in _LISTS:
+                yield from attribute.tensors
+                for sparse in attribute.sparse_tensors:
+                    yield from (sparse.values, sparse.indices)
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:

@@ -215,18 +215,26 @@ def _own(name: str, measure: Callable[[dict[str, Array], Any], Any]) -> TaskMetr
     return TaskMetric(name, better, sampled)
 
 
+def labels_for(metrics: Sequence[TaskMetric], path: str | None) -> Any:
+    """Return the labels of a file; ConfigError if a metric needs them and there is no file."""
+    if path is not None:
+        return load_labels(path)
+    for metric in metrics:
+        if metric.needs_labels:
+            raise errors.ConfigError(f"The metric {metric.name} needs labels (--labels FILE).")
+    return None
+
+
 def score_tasks(
     actual: TaskOutputs, golden: TaskOutputs, metrics: Sequence[TaskMetric], labels: str | None
 ) -> tuple[TaskScore, ...]:
     """Measure an engine's outputs and the model's by metrics, with labels from a file.
 
-    ConfigError if a metric needs labels and none were passed; ComparisonError if they do not fit the outputs.
+    Raises as :func:`labels_for`; ComparisonError if the labels do not fit the outputs.
     """
-    loaded = None if labels is None else load_labels(labels)
+    loaded = labels_for(metrics, labels)
     scores = list[TaskScore]()
     for metric in metrics:
-        if metric.needs_labels and loaded is None:
-            raise errors.ConfigError(f"The metric {metric.name} needs labels (--labels FILE).")
         reference = loaded if metric.needs_labels else golden
         ours, theirs = (metric.measure(outputs, reference) for outputs in (actual, golden))
         if math.isnan(theirs.value):

@@ -12,6 +12,7 @@ from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import Model
 from trtops.calibration.data import is_same_source
 from trtops.comparator.results import RunResults
+from trtops.comparator.tasks.scores import labels_for, task_metrics
 from trtops.metadata import TensorMetadata, check_feed
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.data import Feeds, golden_outputs, open_feeds
@@ -92,7 +93,8 @@ class CommandData:
 
 
 def check_names(model: Model, build: BuildConfig, check: CheckConfig) -> None:
-    """Raise ConfigError for layers to keep, or tolerances of outputs, that the model does not have."""
+    """Raise ConfigError for layers or outputs that the model does not have, and for unknown metrics or labels."""
+    labels_for(task_metrics(check.metric), check.labels)
     if build.keep:
         walk.select_nodes(model.structure(), build.keep)
     outputs = {spec.name for spec in model.info.outputs}
