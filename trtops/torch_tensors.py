@@ -1,6 +1,7 @@
 """Conversion of torch tensors to arrays and back. Torch is only imported if it is needed."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,11 @@ def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
         bits = host.contiguous().view(torch.int16 if name == "bfloat16" else torch.int8).numpy()
         return bits.view(getattr(ml_dtypes, name))  # type: ignore[no-any-return]
     return host.numpy()  # type: ignore[no-any-return]
+
+
+def in_host_memory(feed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a feed whose tensors are arrays; its other values are as they were."""
+    return {name: from_torch(value) if is_torch(value) else value for name, value in feed.items()}
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> Any:

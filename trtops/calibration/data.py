@@ -10,6 +10,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.spec import IN_MEMORY
+from trtops.torch_tensors import in_host_memory
 
 DataSource: TypeAlias = (
     str
@@ -88,14 +89,16 @@ def data_source(value: DataSource) -> str:
             f"found {type(arrays).__name__}; expected a path, arrays by input name such as {{'x': array}}, an iterable "
             "of these with one for each inference, or a function that returns one of them"
         )
-    digest = FeedDigest()
+    digest, array_feeds = FeedDigest(), []
     for number, feed in enumerate(feeds, 1):
         if not isinstance(feed, Mapping):
             raise errors.ConfigError(
                 f"item {number} is a {type(feed).__name__}; expected arrays by input name, such as {{'x': array}}"
             )
-        digest.add(feed)
-    return ArraysInMemory.of(feeds, digest.hexdigest()[:12])
+        # Child processes read arrays, as torch sends its tensors through files that only it opens.
+        array_feeds.append(in_host_memory(feed))
+        digest.add(array_feeds[-1])
+    return ArraysInMemory.of(array_feeds, digest.hexdigest()[:12])
 
 
 def is_same_source(first: str | None, second: str | None) -> bool:

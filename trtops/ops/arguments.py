@@ -86,7 +86,7 @@ def _export(op: Callable[..., Any], arguments: dict[str, Any], name: str, allow_
     from trtops.ops.evaluation.torch_models import exported, exported_model
 
     config_class = config_class_of(op)
-    config = arguments.get("config") or (config_class and config_class())
+    config = arguments.get("config") or (config_class() if config_class else types.SimpleNamespace(**arguments))
     if not isinstance(getattr(config, "check", config), DataConfig):  # an op that evaluates nothing
         arguments[name] = exported(arguments[name], config)[0].path
         return

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 # TensorRT's explicit quantization on every release that supports it (developer guide, "Explicit Quantization").
 # ``onnxruntime``: activations are unsigned with a zero point, so that both ends of a tensor's range are used (ONNX
 # Runtime rewrites signed ones on x86, but not all alike, and then fuses less); biases are stored in INT32; the outputs
-# of convolutions and element-wise layers are quantized as well, after the activation function that follows, since ONNX
-# Runtime has integer kernels only for that pattern; layers that only move values keep the scale of their input.
+# of convolutions, element-wise layers and pooling are quantized as well, after the activation function that follows,
+# since ONNX Runtime has integer kernels only for that pattern; layers that only move values keep the scale of their
+# input.
 
 _LARGEST_FP8 = 448.0  # E4M3 (onnx.ai, "Float stored in 8 bits")
 # In INT32: half of the range is left for the sum.

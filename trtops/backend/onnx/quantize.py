@@ -25,7 +25,7 @@ from trtops.backend.onnx.qdq import (
 )
 from trtops.calibration.cache import CalibrationCache, FitPolicy, fit
 from trtops.calibration.quantization import OP_TYPES, Quantization
-from trtops.spec import BuildConfig, TensorRTOptions
+from trtops.spec import BuildConfig, OnnxRuntimeOptions, TensorRTOptions
 
 # The first operator set in which Q/DQ nodes have channels.
 _MIN_OPSET = 13
@@ -202,10 +202,10 @@ def _plan_layers(
     rules = tuple(placement.RULES) if config.qdq_rules is None else config.qdq_rules
     for rule in rules:
         errors.check_known(rule, placement.RULES, "Unknown placement rule")
-    if config.backend == "onnxruntime":
-        # It computes all other nodes between quantized ones in 8 bits by itself. The sum before a last pooling would
-        # stay in FP32, with conversions of two large tensors.
-        rules = ("pool",)
+    if isinstance(config.options, OnnxRuntimeOptions):
+        # On a CPU it computes all other nodes between quantized ones in 8 bits by itself. The sum before a last pooling
+        # would stay in FP32, with conversions of two large tensors. Its CUDA provider has no integer pooling.
+        rules = () if config.options.on_gpu else ("pool",)
     placed = placement.Placement(
         model.graph,
         products,

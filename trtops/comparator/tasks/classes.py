@@ -9,7 +9,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.comparator.arrays import Array
-from trtops.comparator.tasks.interval import Sampled, from_sums, mean_of, ratio
+from trtops.comparator.tasks.interval import Sampled, from_sums, mean_of
 from trtops.comparator.tasks.outputs import TaskOutputs, check_count, integers
 
 _BINS = 15  # of the calibration error (Guo et al., On Calibration of Modern Neural Networks, 2017)
@@ -23,35 +23,23 @@ def _class_scores(outputs: TaskOutputs, labels: Any) -> tuple[Array, Array, int]
     """
     classes = integers(labels).reshape(-1)
     floating = dict[str, Array]()
-    declared, likely = list[tuple[str, int]](), list[tuple[str, int]]()
     for name, first in outputs.iterations[0].items():
-        if first.ndim < 2 or not np.issubdtype(first.dtype, np.floating):
-            continue
-        floating[name] = outputs.array(name)
-        declared += [(name, outputs.class_axes[name])] if name in outputs.class_axes else []
-        likely += [(name, axis) for axis in (-1, 1) if first.shape[axis] > 1]
-    for name, axis in (*declared, *likely):
+        if first.ndim > 1 and first.dtype.kind == "f":
+            floating[name] = outputs.array(name)
+    axes = [(name, outputs.class_axes[name]) for name in floating if name in outputs.class_axes]
+    axes += [(name, axis) for name in floating for axis in (-1, 1) if outputs.iterations[0][name].shape[axis] > 1]
+    for name, axis in axes:
         scores = floating[name]
-        if scores.dtype != object and scores.size == classes.size * scores.shape[axis]:
-            if classes.max(initial=0) >= scores.shape[axis]:
-                raise errors.ComparisonError(
-                    f"A label is {classes.max()}, and output {name!r} has scores of {scores.shape[axis]} classes."
-                )
+        if scores.dtype == object or classes.max(initial=0) >= scores.shape[axis]:
+            continue
+        if scores.size == classes.size * scores.shape[axis] > 0:
             return np.moveaxis(scores, axis, -1).reshape(classes.size, -1), classes, len(scores)
     shapes = ", ".join(f"{name} {scores.shape}" for name, scores in floating.items())
     raise errors.ComparisonError(
-        f"There are {classes.size} labels, and no output holds scores of as many samples; expected a floating-point "
-        f"output of shape (..., classes). Outputs with scores: {shapes or 'none'}."
+        f"There are {classes.size} labels, up to {classes.max(initial=0)}, and no output holds scores of as many "
+        "samples and classes; expected a floating-point output of shape (..., classes). Outputs with scores: "
+        f"{shapes or 'none'}."
     )
-
-
-def _share_of(right: Array, samples: int) -> Sampled:
-    """Return the share of right positions; those of one sample are drawn together."""
-    if len(right) == samples:
-        return mean_of(right)
-    by_sample = right.reshape(samples, -1)
-    counts = np.full(samples, by_sample.shape[1])
-    return from_sums(np.stack((by_sample.sum(axis=1), counts), axis=1), ratio)
 
 
 def top_k(outputs: TaskOutputs, labels: Any, *, k: int) -> Sampled:
@@ -61,7 +49,8 @@ def top_k(outputs: TaskOutputs, labels: Any, *, k: int) -> Sampled:
     # Of equal scores the first counts, as for argmax.
     before = np.arange(scores.shape[1]) < classes[:, None]
     better = (scores > labelled[:, None]) | ((scores == labelled[:, None]) & before)
-    return _share_of((classes >= 0) & (better.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1), samples)
+    right = (classes >= 0) & (better.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1)
+    return mean_of(right.reshape(samples, -1).mean(axis=1))
 
 
 def calibration_error(outputs: TaskOutputs, labels: Any) -> Sampled:

@@ -37,6 +37,7 @@ from trtops.record import Config, Record, setting
 from trtops.spec import IN_MEMORY, BuildConfig, OptimizationProfile, Rounding
 from trtops.system.allowed import check_file, split_script
 from trtops.system.processes import temporary_prefix
+from trtops.torch_tensors import in_host_memory
 from trtops.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Feeds:
                 raise errors.InputError(
                     f"{self.source}: item {count} is a {type(feed).__name__}; expected a mapping of names to arrays."
                 )
-            yield feed
+            yield in_host_memory(feed)
         if not count:
             raise errors.InputError(f"{self.source}: there is no data; expected at least one feed.")
 
