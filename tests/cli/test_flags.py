@@ -54,7 +54,7 @@ LINES = {
     "template trt-network": "; m.pb -o n.py; m.py -o n.py; m.ckpt -o n.py --model-type ckpt",
     "template trt-config": f"; --int8 {_SCRIPT}",
     "runs evaluate": "--l2-threshold 7; ",
-    "runs audit": "--experiment e; --accepted",
+    "runs audit": "--experiment e; --accepted; --accepted --key k.pub",
 }
 """Lines of commands, separated by ``;``, where an option changes one. Those that name no other model are added to the
 arguments and options that are required."""
