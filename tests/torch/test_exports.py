@@ -140,7 +140,8 @@ def test_unfit_inputs_are_named_with_the_line() -> None:
 
 
 def test_module_of_the_caller_is_not_changed() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)).half().train()
+    normed = torch.nn.utils.weight_norm(torch.nn.Linear(6, 6))  # its weight is computed, which no copy takes as it is
+    module = torch.nn.Sequential(normed, torch.nn.BatchNorm1d(6)).half().train()
     opened = TorchModel.open(module)
     assert module.training and {tensor.dtype for tensor in module.parameters()} == {torch.float16}
     assert not opened.module.training and {tensor.dtype for tensor in opened.module.parameters()} == {torch.float32}

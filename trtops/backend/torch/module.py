@@ -106,7 +106,7 @@ class TorchModel:
             )
         try:
             # Converting a module in place would move the caller's own weights as well.
-            tensors = itertools.chain(value.parameters(), value.buffers())
+            tensors = itertools.chain(value.parameters(), (tensor for _, tensor in _state(value)))
             module = _copied(value, {id(tensor): _converted(tensor) for tensor in tensors})
         except Exception as exc:
             raise errors.ConfigError(
