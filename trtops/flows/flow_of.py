@@ -67,7 +67,8 @@ PlaceOf: TypeAlias = Callable[[OfflineTracker, Any, Mapping[str, Any]], "BuildPl
 
 # Descriptions of parameters in forms, unless the docstring of the op lists its own.
 _SHARED = {
-    "model": "The ONNX file.", "models": "The ONNX files, or patterns such as models/*.onnx.",
+    "model": "The ONNX file, or a PyTorch model: script.py:function, or a .pt2 program.",
+    "models": "The models, or patterns such as models/*.onnx.",
     "engine": "The engine's file, or a folder of engines.",
     "experiment": "MLflow experiment (default: the name of the model or list).",
     "run": "Run id of a build or an iteration.", "actual": "The side under test.", "golden": "The reference side.",

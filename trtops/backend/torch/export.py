@@ -148,7 +148,7 @@ def _recorded(module: Any, decisions: list[str], bounds: list[int]) -> Iterator[
 
     def recording(original: Any, label: str) -> Any:
         def record(self: Any) -> Any:
-            place = frame_place(sys._getframe(1), names, nearest=True)
+            place = frame_place(sys._getframe(1), names)
             if place:
                 decisions.append(f"{label} {place}")
                 bounds.extend(map(int, _NUMBER.findall(str(self.node.expr))))

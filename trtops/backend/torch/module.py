@@ -106,7 +106,8 @@ class TorchModel:
             )
         try:
             # Converting a module in place would move the caller's own weights as well.
-            module = _copied(value, {id(tensor): _converted(tensor) for tensor in _tensors(value)})
+            tensors = itertools.chain(value.parameters(), value.buffers())
+            module = _copied(value, {id(tensor): _converted(tensor) for tensor in tensors})
         except Exception as exc:
             raise errors.ConfigError(
                 f"{source} cannot be copied to the CPU in FP32: {type(exc).__name__}: {exc}. Expected a module that "
@@ -248,19 +249,14 @@ class TorchModel:
         return outputs
 
 
-def frame_place(frame: Any, names: Mapping[int, str], *, nearest: bool = False) -> str:
-    """Return the line of a frame outside of torch, with the module's path of ``names``; empty without one."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if "-packages" not in file and not file.startswith("<"):
-            if frame.f_globals.get("__name__", "").startswith("trtops."):
-                return ""
-            owner = names.get(id(frame.f_locals.get("self")))
-            return f"at {Path(file).name}:{frame.f_lineno}{f' (module {owner})' if owner else ''}"
-        if nearest:
-            return ""
-        frame = frame.f_back
-    return ""
+def frame_place(frame: Any, names: Mapping[int, str]) -> str:
+    """Return the line of a frame outside of torch, with the module's path of ``names``; empty for other frames."""
+    file = frame.f_code.co_filename
+    is_ours = frame.f_globals.get("__name__", "").startswith("trtops.")
+    if "-packages" in file or file.startswith("<") or is_ours:
+        return ""
+    owner = names.get(id(frame.f_locals.get("self")))
+    return f"at {Path(file).name}:{frame.f_lineno}{f' (module {owner})' if owner else ''}"
 
 
 def error_place(module: Any, exc: BaseException) -> str:
@@ -268,11 +264,9 @@ def error_place(module: Any, exc: BaseException) -> str:
     names, place = {id(part): path for path, part in module.named_modules()}, ""
     cause: BaseException | None = exc
     while cause is not None:
-        trace = cause.__traceback__
-        while trace is not None:
-            if id(trace.tb_frame.f_locals.get("self")) in names:
-                place = frame_place(trace.tb_frame, names, nearest=True) or place
-            trace = trace.tb_next
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            if id(frame.f_locals.get("self")) in names:
+                place = frame_place(frame, names) or place
         cause = cause.__cause__ or cause.__context__
     return place and f" {place}"
 
@@ -311,10 +305,6 @@ def _state(module: Any) -> Iterator[tuple[str, Any]]:
                     yield ".".join(filter(None, (path, name))) + f"[{index}]" * bool(index), leaf
 
 
-def _tensors(module: Any) -> Iterator[Any]:
-    return itertools.chain(module.parameters(), module.buffers())
-
-
 def _converted(tensor: Any) -> Any:
     """Return a tensor of a module on the CPU, floating-point numbers in FP32; its memory is shared if possible."""
     import torch
@@ -335,8 +325,9 @@ def _returned_by(script: str, name: str) -> Any:
     import torch
 
     try:
-        value = import_from_script(script, name)
-        return value if isinstance(value, torch.nn.Module) else value()
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
+            value = import_from_script(script, name)
+            return value if isinstance(value, torch.nn.Module) else value()
     except errors.TrtopsError:
         raise
     except (Exception, SystemExit) as exc:

@@ -71,7 +71,7 @@ def calibrate(args: Options) -> Job:
 
 
 @command(
-    Group("models", flag("models+", "ONNX models", shown="MODEL", file="reads")),
+    Group("models", flag("models+", ".onnx, .pt2, script.py:function, or patterns", shown="MODEL", file="reads")),
     configs.config_flags("limits and candidates", "ChooseConfig", skip="build check"),
     Group("evaluation", groups.STATISTICS),
     configs.config_flags("evaluation", "ChooseConfig", skip="build data"),
