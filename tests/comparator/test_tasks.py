@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from tests import models
-from trtops import bundle, convert, errors
+from trtops import bundle, compare, convert, errors
 from trtops.comparator.results import RunResults
 from trtops.comparator.tasks.outputs import TaskOutputs
 from trtops.comparator.tasks.scores import METRICS, TaskMetric, parse_loss, score_tasks, task_metrics
@@ -275,6 +275,9 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
     bad = convert(model, ConvertConfig(check=check), loss="1%", tracker=tracker, **limits)
     assert bad.verdict == "bad" and "a loss of 40 points" in bad.reasons[0] and "error 0.4" in bad.figures
     assert tracker.info(bad.run_id).metrics["loss", "error", "loss"] == pytest.approx(0.4, rel=1e-5)
+
+    compared = compare(model, model, check, tracker=tracker)
+    assert compared.verdict == "good" and "error 0.4 (model 0.4)" in compared.figures
 
     # A bundle has no labels: it names the metrics that it does not repeat, and is refused if they alone are bad.
     bundled = bundle(good.run_id, output=str(tmp_path / "good.zip"), tracker=tracker)

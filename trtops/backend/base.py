@@ -143,7 +143,7 @@ class Engine:
 
     def check_bytes(self) -> None:
         """Raise EngineLoadError if the plan has another digest: libraries load damaged weights without an error."""
-        digest = self.options.get("sha256")
+        digest = self.options.get("sha256") or self.options.get("plan_sha256")  # its name in runs of earlier releases
         if digest != self.sha256:
             raise errors.EngineLoadError(
                 f"The engine's {len(self.plan)} bytes have digest {self.sha256[:12]}, expected {str(digest)[:12]}: "

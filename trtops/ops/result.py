@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -359,7 +360,7 @@ def op_run(
         from trtops.tracking.base import tracked
 
         path_tags = {}
-        if model is not None:
+        if model is not None and os.path.exists(model):
             path = Path(model).absolute()
             path_tags = {schema.Tag.MODEL_PATH: path.name if is_temporary(str(path)) else str(path)}
         tags = {**(tags or {}), **path_tags}
@@ -415,7 +416,12 @@ def run_name(model: str, *facts: str, verdict: Verdict | None = None) -> str:
 
 
 def model_file(model: str | Path | Model) -> Path:
-    """The path of a model, checked before a run starts: a mistyped name leaves no run."""
+    """The path of a model, checked before a run starts: a mistyped name leaves no run.
+
+    For a model in memory, a path that does not exist, with the model's name.
+    """
+    if not isinstance(model, (str, Path)) and model.path is None:
+        return Path(f"{model.name}.onnx")
     path = Path(model if isinstance(model, (str, Path)) else model.path or "")
     if not path.exists():
         raise InvalidModelError(f"{path.absolute()} does not exist; expected an ONNX file.")

@@ -493,6 +493,18 @@ def test_engines_with_invalid_options_do_not_load(backend, model):
             backend.runner(replace(engine, options={**engine.options, name: value})).activate()
 
 
+def test_engine_of_an_earlier_release_loads(backend, model, case):
+    """It states its digest under another name."""
+    engine = backend.build(BuildRequest(model, config(tactics=()))).engine
+    digest = engine.options["sha256"]
+    options = {name: value for name, value in engine.options.items() if name != "sha256"}
+
+    assert outputs(backend.runner(replace(engine, options={**options, "plan_sha256": digest})), case.feed)
+    for earlier in ({}, {"plan_sha256": "0" * 64}):
+        with pytest.raises(errors.EngineLoadError, match="damaged"):
+            backend.runner(replace(engine, options={**options, **earlier})).activate()
+
+
 def test_warnings_go_to_the_build_log(backend, model, capfd):
     build = backend.build(BuildRequest(model, config()))
 

@@ -199,6 +199,15 @@ def test_sources_in_memory_are_distinguished(conv_net: Path) -> None:
     assert same.calibration().digest() == same.feeds().digest() != other.calibration().digest()
 
 
+def test_model_in_memory_is_converted(tracker: MemoryTracker) -> None:
+    case = models.conv_net()
+    config = ConvertConfig(check=CheckConfig(data=dict(case.feed)))
+    result = convert(Model.from_proto(case.proto, "classifier"), config, tracker=tracker)
+
+    run = tracker.load(result.run_id).info
+    assert result.verdict == "good" and run.experiment == "classifier" and schema.Tag.MODEL_PATH not in run.tags
+
+
 def test_8_bits_need_real_data(tracker: MemoryTracker, conv_net: Path, monkeypatch) -> None:
     monkeypatch.setattr(Search, "gain_over_fp32", lambda *_: "does not pay: 1.30 times the time of FP32")
     result = convert(conv_net, ConvertConfig(build=BuildConfig(precision="int8"), check=QUICK), tracker=tracker)

@@ -69,8 +69,8 @@ class CompareResult(OpResult):
 
     @property
     def figures(self) -> str:
-        """The latency of the side under test, if it was run."""
-        return "" if self.evaluation.latency is None else self.evaluation.latency.text()
+        """The latency of the side under test, if it was run, and its task metrics."""
+        return ", ".join(self.evaluation.figures)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""

@@ -128,11 +128,9 @@ class ConvertResult(OpResult):
 
     @property
     def figures(self) -> str:
-        """Precision and size of the engine, its latency, what 8 bits gain, and its task metrics."""
-        latency = self.evaluation.latency
-        speed = "" if latency is None else latency.text()
-        tasks = [f"{task.metric} {task.actual:.4g} (model {task.golden:.4g})" for task in self.evaluation.tasks]
-        return ", ".join(filter(None, (f"{self.called} engine", size(self.engine_bytes), speed, self.gain, *tasks)))
+        """Precision and size of the engine, what 8 bits gain, its latency, and its task metrics."""
+        figures = (f"{self.called} engine", size(self.engine_bytes), self.gain, *self.evaluation.figures)
+        return ", ".join(filter(None, figures))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row per output, as :meth:`~trtops.comparator.report.ComparisonReport.to_frame`."""

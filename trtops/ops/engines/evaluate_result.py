@@ -64,13 +64,12 @@ class EvaluateResult(OpResult):
 
     @property
     def figures(self) -> str:
-        """Precision, size, latency and unknown facts of an engine; the number of several."""
+        """Precision, size, latency and task metrics of an engine; the number of several."""
         if len(self.engines) > 1:
             return f"{sum(e.verdict == 'good' for e in self.engines)} of {counted(len(self.engines), 'engine')} good"
         [engine] = self.engines
-        latency = None if engine.evaluation is None else engine.evaluation.latency
-        speed = () if latency is None else (latency.text(),)
-        return ", ".join((f"{engine.called} engine", size(engine.engine_bytes), *speed)) if engine.called else ""
+        figures = () if engine.evaluation is None else engine.evaluation.figures
+        return ", ".join((f"{engine.called} engine", size(engine.engine_bytes), *figures)) if engine.called else ""
 
     @property
     def next_step(self) -> NextStep | None:

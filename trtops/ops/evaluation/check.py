@@ -172,6 +172,12 @@ class Evaluation(Record):
         return "unproven" if is_open else stage
 
     @property
+    def figures(self) -> tuple[str, ...]:
+        """The latency, if it was measured, and each task metric with that of the model."""
+        tasks = (f"{task.metric} {task.actual:.4g} (model {task.golden:.4g})" for task in self.tasks)
+        return (*(() if self.latency is None else (self.latency.text(),)), *tasks)
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Why it is not good, one sentence each."""
         lost = () if self.export is None else self.export.reasons
