@@ -173,4 +173,5 @@ def _failure(source: str, module: Any, exc: BaseException) -> str:
     while (inner := cause.__cause__ or cause.__context__) is not None:
         cause = inner
     first = f"{type(cause).__name__}: {cause}".strip().split("\n\n")[0].replace("\n", " ")
-    return f"torch.onnx.export does not export {source}{error_place(module, exc)}: {first[:300].rstrip('.')}."
+    advice = " A branch that depends on values needs torch.where or torch.cond." if "data-dependent" in first else ""
+    return f"torch.onnx.export does not export {source}{error_place(module, exc)}: {first[:300].rstrip('.')}.{advice}"
