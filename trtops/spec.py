@@ -184,9 +184,9 @@ class BuildConfig(Config):
 
     @property
     def rounding(self) -> Rounding:
-        """The precision; TF32 if ONNX Runtime's FP32 products on a GPU may round their inputs to it."""
+        """The precision; TF32 if FP32 products on a GPU may round their inputs to it."""
         options = self.options
-        tf32 = isinstance(options, OnnxRuntimeOptions) and options.on_gpu and options.tf32
+        tf32 = options.tf32 and (isinstance(options, TensorRTOptions) or options.on_gpu)
         return "tf32" if tf32 and self.precision == "fp32" else self.precision
 
     @property
@@ -284,6 +284,11 @@ class Environment(Record):
         if self.cudnn is not None:
             releases.append(self.cudnn)
         return digest([self.backend, *releases, sorted(self.packages)])
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether the GPU computes products in TF32 (Ampere and later)."""
+        return float(self.compute_capability or 0) >= 8
 
     @property
     def device_key(self) -> str:

@@ -32,7 +32,9 @@ def from_torch(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def in_host_memory(feed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a feed whose tensors are arrays; its other values are as they were."""
+    """Return a feed whose tensors are arrays; the feed itself, with what else it knows, if it has no tensor."""
+    if not any(map(is_torch, feed.values())):
+        return feed
     return {name: from_torch(value) if is_torch(value) else value for name, value in feed.items()}
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from trtops.ops.result import OpResult, op_run, op_times, run_name, run_step, step_time
 from trtops.tracking.base import NO_RUN, Verdict
 from trtops.tracking.memory import MemoryTracker
@@ -58,7 +60,9 @@ def test_times_of_steps_are_recorded() -> None:
     assert abs(sum(step["seconds"] for step in timings.values()) - total) < 0.01  # nothing counts twice
 
 
-def test_op_runs_are_named_and_tagged() -> None:
+def test_op_runs_are_named_and_tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").touch()
     tracker = MemoryTracker()
     with op_run(tracker, "m", "n" * 300, kind="compare", model="m.onnx", tags={"a": "b"}) as op:
         op.run.finish("good")

@@ -1,5 +1,6 @@
 """Engines that trtops did not build: wrong ones are named, good ones can be promoted, gated and audited."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,12 @@ from onnxruntime.quantization import CalibrationDataReader, quantize_static
 import trtops
 from tests import models
 from trtops import errors
+from trtops.backend.base import BuildRequest
+from trtops.backend.engines import engine_backend
+from trtops.backend.onnx.model import Model
+from trtops.ops.engines.evaluate import EvaluateConfig, _allowing_tf32
 from trtops.ops.engines.evaluate_result import EngineVerdict, EvaluateResult
-from trtops.spec import BuildSpec
+from trtops.spec import BuildConfig, BuildSpec, Precision, TensorRTOptions
 from trtops.tracking.memory import MemoryTracker
 from trtops.tracking.mlflow import MlflowTracker
 from trtops.tracking.schema import Artifact
@@ -183,3 +188,17 @@ def test_what_is_no_engine_is_refused(folder: Path, tmp_path: Path) -> None:
         trtops.evaluate(tmp_path, folder / "net.onnx", tracker=MemoryTracker())
     with pytest.raises(errors.ConfigError, match="holds no model"):
         trtops.evaluate(folder / "engines", tmp_path, tracker=MemoryTracker())
+
+
+def test_limits_of_a_plan_allow_tf32() -> None:
+    """TensorRT allows it by default, on GPUs that have it, and a plan does not show it."""
+    build = engine_backend("onnxruntime").build(BuildRequest(Model.from_proto(models.identity().proto), BuildConfig()))
+    plan = replace(build, spec=replace(build.spec, config=BuildConfig(options=TensorRTOptions())))
+
+    def rounding(capability: str, precision: Precision | None = None) -> str:
+        environment = replace(build.engine.environment, compute_capability=capability)
+        on_gpu = replace(plan, engine=replace(build.engine, environment=environment))
+        return _allowing_tf32(on_gpu, EvaluateConfig(precision=precision)).spec.config.rounding
+
+    assert (rounding("9.0"), rounding("12.0"), rounding("7.5")) == ("tf32", "tf32", "fp32")
+    assert rounding("9.0", "fp32") == "fp32"

@@ -238,10 +238,10 @@ def test_noise_is_measured_only_for_default_limits(tmp_path: Path, monkeypatch: 
     assert Evaluation.from_json(result.evaluation.to_json()).noise == result.evaluation.noise is not None
 
 
-def test_tf32_has_limits_of_its_own() -> None:
+@pytest.mark.parametrize("options", [OnnxRuntimeOptions(providers=("cuda",), tf32=True), TensorRTOptions(tf32=True)])
+def test_tf32_has_limits_of_its_own(options: OnnxRuntimeOptions | TensorRTOptions) -> None:
     case = zoo.classifier()
     exact = right_model(case, "fp32")
-    options = OnnxRuntimeOptions(providers=("cuda",), tf32=True)
     right = replace(exact, build=BuildConfig(options=options), _draws=[])
     wrong = golden_outputs(Model.from_proto(with_wrong_weight(case.proto, 1.1)), [case.feed], None)
 

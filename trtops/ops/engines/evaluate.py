@@ -51,7 +51,9 @@ class EvaluateConfig(Config):
     """How an engine built elsewhere is evaluated.
 
     Attributes:
-        precision: The precision that the engine was built for (default: the lowest that its kernels compute in).
+        precision: The precision that the engine was built for (default: the lowest that its kernels compute in). A
+            plan does not show whether FP32 products may round to TF32, as TensorRT allows by default: the limits allow
+            it unless ``fp32`` is given.
         providers: ONNX Runtime's execution providers that run the engine.
         check: How the engine is evaluated, and on what data.
         keep_model: Log the model file itself, with its external data.
@@ -183,7 +185,7 @@ def _evaluate_file(
         builds.log_spec(run, build.spec, build.engine.environment)
         builds.log_build(run, build, loaded.info, backend.engine_suffix)
         log_model(run, loaded, keep=config.keep_model)
-        evaluation, reasons = _evaluation(build, loaded, backend, config, run)
+        evaluation, reasons = _evaluation(_allowing_tf32(build, config), loaded, backend, config, run)
         computed = check_precision(build)
         outcome = EngineVerdict(
             file=str(file),
@@ -201,6 +203,15 @@ def _evaluate_file(
         run.rename(run_name(file.stem, computed.name, SHORT_NAMES[backend_name], device, verdict=outcome.verdict))
         title = f"evaluate {file.name}"
         return op.finish(EvaluateResult(title=title, subject=str(file), engines=(outcome,), options=options))
+
+
+def _allowing_tf32(build: Build, config: EvaluateConfig) -> Build:
+    """Return a build whose limits allow TF32 if the engine may compute in it."""
+    options, environment = build.spec.config.options, build.engine.environment
+    if config.precision is not None or not (isinstance(options, TensorRTOptions) and environment.has_tf32):
+        return build
+    allowing = replace(build.spec.config, options=replace(options, tf32=True))
+    return replace(build, spec=replace(build.spec, config=allowing))
 
 
 def _evaluation(

@@ -132,9 +132,8 @@ def _kernels(build: Build) -> list[tuple[str, str, str, bool]]:
     computing = {layer for layer, op, _ in kernels if not _NOT_COMPUTING.search(op)}
     # Products decide speed and error. Elementwise kernels stay in FP32 in sound FP16 engines, and would hide them.
     counted = {layer for layer, op, _ in kernels if layer in computing and _PRODUCT_OPS.search(op)} or computing
-    on_ampere = (build.engine.environment.compute_capability or "") >= "8"
     products_in_fp32: Precision | Literal["tf32"] = "fp32"
-    if build.spec.config.rounding == "tf32" and on_ampere:
+    if build.spec.config.rounding == "tf32" and build.engine.environment.has_tf32:
         products_in_fp32 = "tf32"
     rows: list[tuple[str, str, str, bool]] = []
     for layer, op, kernel_precision in kernels:
