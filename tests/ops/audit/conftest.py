@@ -226,7 +226,10 @@ def make_store(folder: Path, *, signed: bool = True) -> Logged:
 
 @pytest.fixture(scope="session")
 def pristine(shared_folder: Path) -> Logged:
-    """The store as it was logged: for reading. What writes a run takes ``logged``, or tests see each other's runs."""
+    """The store as it was logged: for reading. What writes a run, as each audit does, takes ``logged``.
+
+    Otherwise a copy may have an audit that never ends.
+    """
     folder, runs_file = shared_folder / "audited", shared_folder / "audited.json"
     with locked(f"{folder}.lock"):
         if not runs_file.exists():

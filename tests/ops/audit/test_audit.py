@@ -120,7 +120,7 @@ def test_certificates_are_audited_with_their_runs(
 
     assert [(row.name, row.id) for row in rows if row.passes("tactics")] == [
         (certificates[0], fp32), *((logged.tracker.info(run).name, run) for run in (fp32, fp16))
-    ]  # fmt: skip
+    ], [(row.name, row.details()) for row in rows]  # fmt: skip
     for name, problem in {
         "run": f"run {fp16} has fp16", "limits": "verdict limits: the certificate has {}",
         "release": "environment backend_version: the certificate has 1.17.0", "unknown run": "has no run with the id",

@@ -209,11 +209,11 @@ def texts(store: Logged, run: str, keys: tuple[str, ...] = ()) -> str:
     return "\n".join(contradiction.text() for contradiction in integrity.contradictions)
 
 
-def test_untouched_runs_have_no_contradictions(pristine: Logged, unsigned: Logged) -> None:
-    result = audit(AuditConfig(runs=tuple(pristine.runs.values()), rebuild=False, keys=(str(pristine.key),)),
-                   tracker=pristine.tracker)  # fmt: skip
+def test_untouched_runs_have_no_contradictions(logged: Logged, unsigned: Logged) -> None:
+    result = audit(AuditConfig(runs=tuple(logged.runs.values()), rebuild=False, keys=(str(logged.key),)),
+                   tracker=logged.tracker)  # fmt: skip
     assert [run_audit.headline() for run_audit in result.runs if run_audit.answer("bytes") != "verified"] == []
-    assert {run_audit.signature for run_audit in result.runs} == {signing.key_id(pristine.key)}
+    assert {run_audit.signature for run_audit in result.runs} == {signing.key_id(logged.key)}
     assert {run: texts(unsigned, run) for run in unsigned.runs} == dict.fromkeys(unsigned.runs, "")
 
 

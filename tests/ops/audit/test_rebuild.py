@@ -42,8 +42,8 @@ def rebuilt(store: Logged, run: str, **options: object) -> RunAudit:
 
 
 @pytest.mark.parametrize("run", ["fp32", "fp16", "int8", "reused", "iteration", "accepted"])
-def test_build_is_rebuilt_from_the_store_alone(run: str, pristine: Logged) -> None:
-    run_audit = rebuilt(pristine, run)
+def test_build_is_rebuilt_from_the_store_alone(run: str, logged: Logged) -> None:
+    run_audit = rebuilt(logged, run)
 
     assert reaches(run_audit.grade, "tactics"), list(run_audit.details())
     assert [attempt.way for attempt in run_audit.rebuilds] == ["replay", "timing cache", "plain"]
@@ -72,7 +72,7 @@ CHANGED = {
 @pytest.mark.usefixtures("children")
 @pytest.mark.parametrize("name", CHANGED)
 def test_changed_environment_is_named(
-    name: str, pristine: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, logged: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, named, refused = CHANGED[name]
     (tmp_path / "cpuinfo").write_text("model name\t: Another Processor\nflags\t\t: sse avx\n")
@@ -81,7 +81,7 @@ def test_changed_environment_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     close_workers()
     try:
-        run_audit = rebuilt(pristine, "fp16")
+        run_audit = rebuilt(logged, "fp16")
     finally:
         close_workers()
 
@@ -165,7 +165,7 @@ def test_bad_runs_do_not_end_an_audit(logged: Logged) -> None:
     assert [gone.whole, half.whole, bare.whole] == [False] * 3
     assert damaged.grade == bare.grade == "cannot be rebuilt" and damaged.explanation and bare.explanation
     assert "manifest.json" in half.contradictions[0].text()
-    assert fine.passes("tactics")
+    assert fine.passes("tactics"), fine.to_json()[:6000]
     assert result.verdict == "bad" and result.headline == "1 of 5 runs pass"
     assert len(result.reasons) == 4 and all("fp16" not in reason for reason in result.reasons)
     assert f" {half.id[:8]}: manifest.json" in result.reasons[2]
