@@ -40,6 +40,10 @@ def newest_opset(name: str) -> int | None:
         return None
 
 
+ENGINE_SUFFIXES: tuple[str, ...] = tuple(_BACKEND_OF_SUFFIX)
+"""Endings of engine files."""
+
+
 def backend_of_suffix(suffix: str) -> str | None:
     """Return the name of the back end with this suffix of its own engine files, or None."""
     return _BACKEND_OF_SUFFIX.get(suffix.lower())

@@ -66,8 +66,8 @@ def _copy(source: Any, target: Any, put: PutTensor) -> None:
                 _copy_part(part, parts.add(), put)
 
 
-def around(source: Any, field: str) -> tuple[Any, Any, Any]:
-    """Copy a message's fields that are serialized before one of them, and those after it; its value is in between."""
+def split_at_field(source: Any, field: str) -> tuple[Any, Any, Any]:
+    """Return a copy of the fields that are serialized before one of them, its value, and a copy of those after it."""
     before, middle, after = type(source)(), None, type(source)()
     number = source.DESCRIPTOR.fields_by_name[field].number
     for descriptor, value in source.ListFields():

@@ -47,9 +47,8 @@ class Model:
     path: Path | None = None  # absolute; None for a model in memory
     _content: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
     _data_files: tuple[Path, ...] = field(default=(), repr=False, compare=False)
-    _status: tuple[tuple[int, ...], ...] = field(
-        default=(), repr=False, compare=False
-    )  # of each file; see is_unchanged()
+    # Of each file; see is_unchanged().
+    _status: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
     def load(cls, path: str | Path | Model) -> Model:

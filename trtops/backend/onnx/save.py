@@ -146,7 +146,7 @@ def _write(model: onnx.ModelProto, size: int, file: IO[bytes]) -> None:
         return
     # The weights one at a time: protobuf would hold all of them twice more. Its format is a field's number, the number
     # of bytes, and the bytes.
-    before, weights, after = copying.around(model.graph, "initializer")
+    before, weights, after = copying.split_at_field(model.graph, "initializer")
     graph_head = with_weights(ModelProto(graph=before)).graph.SerializeToString()
     graph_tail = with_weights(ModelProto(graph=after)).graph.SerializeToString()
     size = len(graph_head) + len(graph_tail)
@@ -158,7 +158,7 @@ def _write(model: onnx.ModelProto, size: int, file: IO[bytes]) -> None:
             head, length, tail.doc_string = TensorProto(), source.length, tensor.doc_string
             copying.copy_header(tensor, head)
         elif tensor.HasField("raw_data") and (copying.expected_bytes(tensor) or 0) > _SHAPE_BYTES:
-            head, values, tail = copying.around(tensor, "raw_data")
+            head, values, tail = copying.split_at_field(tensor, "raw_data")
             source, length = tensor, len(values)
         head_bytes, tail_bytes = head.SerializeToString(), tail.SerializeToString()
         if source is not None:
@@ -166,7 +166,7 @@ def _write(model: onnx.ModelProto, size: int, file: IO[bytes]) -> None:
         tensor_size = len(head_bytes) + length + len(tail_bytes)
         parts.append((_field_head(GraphProto, "initializer", tensor_size) + head_bytes, source, tail_bytes))
         size += len(parts[-1][0]) + length + len(tail_bytes)
-    before, _, after = copying.around(model, "graph")
+    before, _, after = copying.split_at_field(model, "graph")
     file.write(before.SerializeToString() + _field_head(ModelProto, "graph", size) + graph_head)
     for head_bytes, source, tail_bytes in parts:
         file.write(head_bytes)

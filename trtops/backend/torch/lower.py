@@ -52,16 +52,16 @@ class _Rewriting:
         self.graph = graph
         self.constants = walk.constant_tensors(graph)
         self.values = walk.by_name([*graph.value_info, *graph.input])
-
-    def rewrite(self, node: onnx.NodeProto) -> None:
-        """Give a node its older form."""
-        rewrites: dict[str, Callable[[onnx.NodeProto], None]] = {
+        self.rewrites: dict[str, Callable[[onnx.NodeProto], None]] = {
             **{f"Reduce{name}": self.reduction for name in _REDUCTIONS},
             "Split": self.split,
             "Shape": self.shape,
             "Pad": self.pad,
         }
-        if (rewrite := rewrites.get(node.op_type)) is not None:
+
+    def rewrite(self, node: onnx.NodeProto) -> None:
+        """Give a node its older form."""
+        if (rewrite := self.rewrites.get(node.op_type)) is not None:
             rewrite(node)
         walk.keep_only(node.attribute, lambda a: _NEUTRAL.get((node.op_type, a.name)) not in (a.i, a.s))
 

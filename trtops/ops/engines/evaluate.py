@@ -11,7 +11,7 @@ import numpy as np
 
 from trtops import errors
 from trtops.backend.base import Build, Caches
-from trtops.backend.engines import backend_of_suffix
+from trtops.backend.engines import ENGINE_SUFFIXES, backend_of_suffix
 from trtops.backend.onnx.model import Model
 from trtops.backend.worker import IsolatedBackend
 from trtops.comparator.arrays import as_arrays
@@ -123,13 +123,13 @@ def evaluate(
 def _backend_of(file: Path) -> BackendName:
     backend = "onnxruntime" if file.suffix.lower() == ".onnx" else backend_of_suffix(file.suffix)
     if backend is None:
-        raise errors.ConfigError(f"{str(file)!r} is no engine; expected .plan, .engine, .trt, .ort or .onnx.")
+        raise errors.ConfigError(f"{str(file)!r} is no engine; expected {', '.join(ENGINE_SUFFIXES)} or .onnx.")
     return backend  # type: ignore[return-value]
 
 
 def _engines_in(folder: Path, model: Path) -> list[Path]:
     models = {file.resolve() for file in (model.glob("*.onnx") if model.is_dir() else (model,))}
-    suffixes = (".engine", ".onnx", ".ort", ".plan", ".trt")
+    suffixes = (*ENGINE_SUFFIXES, ".onnx")
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in suffixes]
     engines = [file for file in files if file.resolve() not in models]
     if not engines:
