@@ -296,6 +296,7 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
         ("token_prefix", None, "No output holds text"),
         ("top1", "short.npy", r"2 labels, up to 0, and no output .* y \(3, 4\)"),
         ("top1", "large.npy", r"3 labels, up to 4, and no output .* y \(3, 4\)"),
+        ("top1", "least.npy", "A label is -1; expected classes from 0 on"),
         ("own.py:error", "short.npy", "3 samples, and there are 2 labels"),
         ("own.py:nothing", "labels.npy", "returned None; expected a number, or 3 of them"),
         ("own.py:undefined", "labels.npy", "is NaN for the outputs"),
@@ -307,7 +308,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch, metric, labels, message
         pytest.importorskip("pycocotools")
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
-    for name, values in {"labels": [0, 0, 0], "short": [0, 0], "large": [0, 0, 4]}.items():
+    for name, values in {"labels": [0, 0, 0], "short": [0, 0], "large": [0, 0, 4], "least": [0, -1, 0]}.items():
         np.save(f"{name}.npy", values)
     outputs = TaskOutputs([{"y": np.zeros((3, 4), np.float32)}])
     with pytest.raises(errors.TrtopsError, match=message):

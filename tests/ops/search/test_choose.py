@@ -106,6 +106,14 @@ def test_interrupted_choice_resumes(net: Path, config: ChooseConfig, monkeypatch
     assert json.loads(tracker.load(result.run_id).read_bytes("choose/result.json"))["chosen"] is not None
     with pytest.raises(errors.ConfigError, match="holds no candidates"):
         choose(net, config, resume=result.chosen.run_id, tracker=tracker)
+    with pytest.raises(errors.ConfigError, match="started with another data, so"):
+        choose(net, config, resume=result.run_id, data=None, tracker=tracker)
+
+
+def test_candidates_without_time_are_counted(net: Path, config: ChooseConfig) -> None:
+    result = choose(net, config, minutes=0, precisions=("fp32", "int8"), tracker=MemoryTracker())
+    assert result.verdict == "good" and result.headline == "FP32 cpu"
+    assert result.because[1].startswith("no time was left for 3 candidates")
 
 
 def test_loss_of_a_metric_decides(net: Path, config: ChooseConfig, tmp_path: Path) -> None:
