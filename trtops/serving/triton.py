@@ -230,7 +230,7 @@ class TritonModel:
         if existing.exists() and tensors not in existing.read_text("utf-8"):
             raise errors.ConfigError(
                 f"{folder} holds a model with other inputs, outputs or batches, and all versions of a model have one "
-                "configuration: use another --name, or the same --max-batch."
+                "configuration: use another --name or the same --max-batch, or remove the folder."
             )
         files = {f"client/{name}": content for name, content in client.items()}
         for index, entry in enumerate(self.facts["inputs"]):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trtops
 from tests import models
 from trtops import choose, choose_all, errors
 from trtops.backend.onnxrt.measure import Lane
@@ -117,7 +118,12 @@ def test_loss_of_a_metric_decides(net: Path, config: ChooseConfig, tmp_path: Pat
     for mistake in ({**metric, "metric": "top11"}, {**metric, "labels": "missing.npy"}, {"metric": "top1"}):
         with pytest.raises(errors.ConfigError, match=r"top1|missing\.npy"):
             choose(net, config, tracker=tracker, **mistake)
-    assert not tracker.find()
+    np.save(tmp_path / "long.npy", np.zeros(99))
+    wrong = {**metric, "labels": str(tmp_path / "long.npy"), "data": config.check.data}
+    for verb in trtops.choose, trtops.convert:
+        with pytest.raises(errors.ComparisonError, match="samples, and there are 99 labels"):
+            verb(net, tracker=tracker, **wrong)
+    assert not tracker.find()  # nothing was built
 
     losses = {c.label: c.loss for c in result.candidates}
     (tmp_path / "own.py").write_text("def first(outputs, labels):\n    raise RuntimeError('no table')\n")

@@ -264,10 +264,11 @@ def choose(
     path = model_file(model)
     loaded = run_step("load", Model.load, model)
     check_names(loaded, config.build, config.check)
-    has_metric = bool(config.check.metric or config.check.labels)
-    check = replace(config.check, plots="never", loss=config.loss if has_metric else None)
+    check = replace(config.check, plots="never", loss=config.loss if config.check.metrics else None)
     earlier = {} if config.resume is None else _recorded(tracker, config.resume, loaded)
     data = CommandData(loaded, check, config.calibration_data)
+    if check.metrics:  # labels that do not fit fail here, and not after each build
+        data.golden(config.build.profiles)
     run_tags = {**(tags or {}), schema.Tag.MODEL_SHA256: loaded.info.sha256}
     name = f"{path.stem} choose"
     with op_run(tracker, experiment, name, kind="choose", model=path, tags=run_tags, parent=parent) as op:
@@ -388,7 +389,7 @@ class _Choice:
         return ChooseResult(
             chosen=chosen,
             candidates=tuple(candidates),
-            by_metric=bool(self.check.metric or self.check.labels),
+            by_metric=bool(self.check.metrics),
             seconds=time.perf_counter() - self.started,
             tie=self.tie,
         )
