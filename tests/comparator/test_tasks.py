@@ -286,6 +286,18 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
         bundle(bad.run_id, output=str(tmp_path / "bad.zip"), tracker=tracker)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_calibration_error_of_undefined_scores_is_no_number(tmp_path: Path) -> None:
+    golden, labels = classification(np.random.default_rng(1))
+    undefined = [{name: np.full_like(array, np.nan) for name, array in outputs.items()} for outputs in golden]
+
+    [score] = score_tasks(
+        TaskOutputs(undefined), TaskOutputs(golden), task_metrics(["ece"]), labels_file(tmp_path, labels)
+    )
+
+    assert np.isnan(score.actual) and score.decision(0.5) == "beyond"
+
+
 @pytest.mark.parametrize(
     ("metric", "labels", "message"),
     [

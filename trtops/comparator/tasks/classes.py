@@ -53,6 +53,7 @@ def top_k(outputs: TaskOutputs, labels: Any, *, k: int) -> Sampled:
     return mean_of(right.reshape(samples, -1).mean(axis=1))
 
 
+@np.errstate(invalid="ignore")  # NaN and infinite scores make the metric NaN
 def calibration_error(outputs: TaskOutputs, labels: Any) -> Sampled:
     """Return the expected calibration error of the best class, in 15 bins; logits become probabilities."""
     scores, classes, samples = _class_scores(outputs, labels)
