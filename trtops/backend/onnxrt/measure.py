@@ -218,7 +218,7 @@ class Measurement:
         self.optimizer.note_attempt(engine.candidate)
         start = time.perf_counter()
         settings = provider_settings(self.options, engine.candidate)
-        session = open_plan(engine.plan, self.options, settings, interleaved=True, quiet=True)
+        session = open_plan(engine.path, self.options, settings, interleaved=True, quiet=True)
         runner = OnnxrtRunner(session, "timing")
         runner.activate()
         self.budget.loaded.add(engine.candidate.id)

@@ -1,5 +1,6 @@
 """Optimizes one ONNX model under candidate after candidate, and keeps the results as files in ONNX Runtime's format."""
 
+import mmap
 import shutil
 import tempfile
 import time
@@ -46,8 +47,9 @@ class Optimized:
 
     @cached_property
     def graph(self) -> Plan:
-        """The optimized graph."""
-        return read_plan(self.plan)
+        """The optimized graph, read without the weights."""
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+            return read_plan(plan)
 
 
 class Optimizer:
@@ -114,7 +116,7 @@ class Optimizer:
         if max(numbers, default=0) <= _MAX_GAP * (len(numbers) + 1):
             return False
         try:
-            open_plan(optimized.plan, self._options, quiet=True)
+            open_plan(optimized.path, self._options, quiet=True)
         except errors.EngineLoadError:
             return True
         return False
