@@ -242,9 +242,10 @@ def test_export_reads_labels_and_names_an_unproven_engine(tmp_path: Path) -> Non
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe")
     options = {"tracker": tracker, "triton": str(tmp_path / "models"), "name": "dynamic", "allow_unproven": True}
 
+    trtops.export(built.run_id, **options)
     exported = trtops.export(built.run_id, labels=str(tmp_path / "labels.txt"), **options)
 
-    assert exported.because[0] == "the engine's verdict is unproven"
+    assert exported.version == 2 and exported.because[0] == "the engine's verdict is unproven"
     assert (tmp_path / "models" / "dynamic" / "labels.txt").read_text().split("\n")[:-1] == names
     with pytest.raises(errors.FormatError, match="cannot be read as txt"):
         trtops.export(built.run_id, labels=str(tmp_path / "binary.txt"), **options)
