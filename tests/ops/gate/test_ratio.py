@@ -102,7 +102,8 @@ def test_all_looks_spend_the_error_once() -> None:
 def test_no_candidate_is_decided_wrongly(noise, measured) -> None:
     """Candidates from 3 % slower, with a limit in the middle, and unchanged ones; open only in large noise."""
     undecided = 0
-    for seed, (ratio, limit) in itertools.product(range(amount(5, in_every_run=3)), ((1.0, 1.015), (1.0, 1.05), (1.03, 1.015), (1.08, 1.05))):
+    seeds, cases = range(amount(5, in_every_run=3)), ((1.0, 1.015), (1.0, 1.05), (1.03, 1.015), (1.08, 1.05))
+    for seed, (ratio, limit) in itertools.product(seeds, cases):
         rounds = measured(Machine(seed, **NOISE[noise]), ratio, limit=limit)
         outcome = decided(rounds, limit)
         if outcome.decision == "open":
