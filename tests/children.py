@@ -12,6 +12,7 @@ from trtops.system.worker import Worker
 _PLACES = (
     "tests/flows/",
     "tests/cli/",
+    "tests/test_examples.py",
     "tests/test_unproven.py",
     *(f"tests/ops/{name}/" for name in ("audit", "bundling", "campaign", "engines", "evaluation", "gate", "model")),
 )

@@ -14,7 +14,7 @@ import pytest
 
 from tests.waiting import FOR_EVER, is_gone, until
 from trtops import errors
-from trtops.system.worker import Worker, close_workers, warm_worker
+from trtops.system.worker import Worker, close_workers, kept_workers, warm_worker
 
 
 def repr_of_module(name):
@@ -137,6 +137,18 @@ def test_warm_children_are_kept_by_environment(monkeypatch):
 
     close_workers()
     assert is_gone(pid) and other.pid is None
+
+
+def test_the_outermost_op_ends_its_children(monkeypatch):
+    monkeypatch.setattr("trtops.system.worker._idle", {})
+    with kept_workers():
+        with pytest.raises(errors.ConfigError), kept_workers(), warm_worker() as first:
+            pid = first.run(os.getpid)
+            raise errors.ConfigError("of the inner op")
+        with kept_workers(), warm_worker() as again:
+            assert again.run(os.getpid) == pid
+
+    assert is_gone(pid)
 
 
 def test_child_follows_the_working_folder(worker, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ RECORDING = ("mlflow", "jinja2", "markdown_it", "scipy")
 
 _HINTS = {
     "cpu": ' (for an NVIDIA GPU: pip install "trtops[cuda]")',
-    "trt": " (with the package index that NVIDIA's installation guide names; ONNX Runtime needs none: --onnxrt)",
+    "trt": " (with the package index that NVIDIA's installation guide names)",
 }
 
 
@@ -34,10 +34,10 @@ def installed(*modules: str) -> bool:
 
 
 def require(*modules: str, error: type[errors.TrtopsError] = errors.BackendUnavailableError) -> None:
-    """Raise an error with the install command, unless all of these top-level modules can be imported."""
+    """Raise an error with the install command and the ``missing`` modules, unless all can be imported."""
     missing = [module for module in modules if not installed(module)]
     if missing:
-        raise error(sentence(*missing))
+        raise error(sentence(*missing), missing=missing)
 
 
 def hidden_onnxruntime() -> tuple[str, str]:

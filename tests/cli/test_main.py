@@ -254,6 +254,24 @@ def test_hidden_gpu_of_onnx_runtime_is_named(tmp_path, monkeypatch, capsys, capl
         caplog.clear()
 
 
+def test_missing_tensorrt_names_onnxrt_where_it_is_an_option(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    models.conv_net().fixed().write(tmp_path)
+    (tmp_path / "conv_net.plan").write_bytes(b"x")
+    monkeypatch.setattr("trtops.extras.installed", lambda *modules: "tensorrt" not in modules)
+
+    for line, names_option in {
+        "convert conv_net.onnx": True,
+        "inspect capability conv_net.onnx": True,
+        "convert conv_net.onnx --trt": False,
+        "evaluate conv_net.plan --model conv_net.onnx": False,
+        "inspect model conv_net.plan": False,
+    }.items():
+        assert main(shlex.split(line)) == 3
+        assert "This needs tensorrt" in caplog.text and ("--onnxrt" in caplog.text) is names_option, line
+        caplog.clear()
+
+
 def test_self_test_writes_a_report(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("trtops.ops.self_test.BACKENDS", ("onnxruntime",))

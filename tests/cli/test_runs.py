@@ -103,8 +103,9 @@ def test_tags_are_text(run, tmp_path):
     assert run(f"runs audit --tag {name}:{value}")[0] == run(f"runs evaluate --tag {name} --atol 1")[0] == 2
 
 
-def test_a_mistyped_model_makes_no_store(run, tmp_path):
-    assert run(f"convert nosuch.onnx --convert-to ort --store {tmp_path / 'new'}")[0] == 3
+@pytest.mark.parametrize("command", ["convert nosuch.onnx --convert-to ort", "choose nosuch.onnx"])
+def test_a_mistyped_model_makes_no_store(command, run, tmp_path):
+    assert run(f"{command} --store {tmp_path / 'new'}")[0] == 3
     assert not (tmp_path / "new").exists()
 
 

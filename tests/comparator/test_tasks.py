@@ -286,6 +286,18 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
         bundle(bad.run_id, output=str(tmp_path / "bad.zip"), tracker=tracker)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_calibration_error_of_undefined_scores_is_no_number(tmp_path: Path) -> None:
+    golden, labels = classification(np.random.default_rng(1))
+    undefined = [{name: np.full_like(array, np.nan) for name, array in outputs.items()} for outputs in golden]
+
+    [score] = score_tasks(
+        TaskOutputs(undefined), TaskOutputs(golden), task_metrics(["ece"]), labels_file(tmp_path, labels)
+    )
+
+    assert np.isnan(score.actual) and score.decision(0.5) == "beyond"
+
+
 @pytest.mark.parametrize(
     ("metric", "labels", "message"),
     [
@@ -296,6 +308,7 @@ def test_own_metric_decides_the_verdict(tmp_path: Path) -> None:
         ("token_prefix", None, "No output holds text"),
         ("top1", "short.npy", r"2 labels, up to 0, and no output .* y \(3, 4\)"),
         ("top1", "large.npy", r"3 labels, up to 4, and no output .* y \(3, 4\)"),
+        ("top1", "least.npy", "A label is -1; expected classes from 0 on"),
         ("own.py:error", "short.npy", "3 samples, and there are 2 labels"),
         ("own.py:nothing", "labels.npy", "returned None; expected a number, or 3 of them"),
         ("own.py:undefined", "labels.npy", "is NaN for the outputs"),
@@ -307,7 +320,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch, metric, labels, message
         pytest.importorskip("pycocotools")
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
-    for name, values in {"labels": [0, 0, 0], "short": [0, 0], "large": [0, 0, 4]}.items():
+    for name, values in {"labels": [0, 0, 0], "short": [0, 0], "large": [0, 0, 4], "least": [0, -1, 0]}.items():
         np.save(f"{name}.npy", values)
     outputs = TaskOutputs([{"y": np.zeros((3, 4), np.float32)}])
     with pytest.raises(errors.TrtopsError, match=message):

@@ -33,8 +33,9 @@ def test_stubs_are_those_of_flows_and_ops() -> None:
 def test_type_checkers_find_wrong_keywords(checker: str, tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(SCRIPT)
     # Checking the libraries as well would take half a minute.
-    skipped = "mypy-prefect.*,mypy-mlflow.*,mypy-onnx.*,mypy-numpy.*,mypy-pandas.*,mypy-pydantic.*"
-    (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n[{skipped}]\nfollow_imports = skip\n")
+    stubs = "[mypy-numpy.*,mypy-pandas.*,mypy-matplotlib.*]\nfollow_imports_for_stubs = true\n"
+    options_of_mypy = f"[mypy]\nfollow_imports = skip\n[mypy-trtops.*]\nfollow_imports = silent\n{stubs}"
+    (tmp_path / "mypy.ini").write_text(options_of_mypy)
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}))
     options = {
         "mypy": ["--config-file=mypy.ini", f"--cache-dir={tmp_path}/cache", "user.py"],

@@ -129,6 +129,12 @@ FACTS: dict[str, tuple[Change, str]] = {
     "no release": (lambda f: f["environment"].update(backend="numpy.linalg"), "needs numpy.linalg"),
     "a GPU": (lambda f: f["environment"].update(compute_capability="9.0", device="H100"), "needs onnxruntime and H100"),
     "TensorRT": (lambda f: f["environment"].update(backend="tensorrt"), "needs tensorrt"),
+    "no model": (lambda f: f.pop("model"), "no valid certificate"),
+    "a model without digest": (lambda f: f["model"].pop("sha256"), "no valid certificate"),
+    "a model that is a number": (lambda f: f["model"].update(sha256=7), "another format"),
+    "no environment": (lambda f: f.pop("environment"), "no valid certificate"),
+    "a processor that is a number": (lambda f: f["environment"].update(device_sha256=7), "another format"),
+    "no outputs": (lambda f: f.update(outputs=[]), "no valid certificate"),
     "another output": (lambda f: f["outputs"][0].update(name="z"), "does not run"),
     "another input": (lambda f: f["inputs"][0].update(name="z"), "does not run"),
     "another dtype": (lambda f: f["inputs"][0].update(dtype="float16"), "does not run"),
@@ -162,7 +168,9 @@ def test_signed_facts_that_do_not_fit_are_refused(name: str, tmp_path: Path, key
     change, reason = FACTS[name]
     built, facts, inputs = engine
 
-    assert reason in refused(folders.write(tmp_path / "engine", built.plan, facts, inputs, change), key)
+    folder = folders.write(tmp_path / "engine", built.plan, facts, inputs, change)
+
+    assert reason in refused(folder, key, model=facts["model"]["sha256"])
 
 
 STATEMENTS: dict[str, Change] = {

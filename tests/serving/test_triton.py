@@ -231,6 +231,26 @@ def repeat(repository: Path, name: str, fault: str = "", *, grpc: bool = False) 
     return done.returncode, done.stdout + done.stderr
 
 
+def test_export_reads_labels_and_names_an_unproven_engine(tmp_path: Path) -> None:
+    tracker = trtops.MemoryTracker()
+    case = models.conv_net()
+    path = case.write(tmp_path, "dynamic")
+    check = trtops.CheckConfig(plots="never", latency_runs=0)
+    built = trtops.convert(path, trtops.ConvertConfig(check=check), tracker=tracker)
+    names = [f"class {number}" for number in range(case.proto.graph.output[0].type.tensor_type.shape.dim[-1].dim_value)]
+    (tmp_path / "labels.txt").write_text("\n".join(names))  # some editors write no newline at the end
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe")
+    options = {"tracker": tracker, "triton": str(tmp_path / "models"), "name": "dynamic", "allow_unproven": True}
+
+    trtops.export(built.run_id, **options)
+    exported = trtops.export(built.run_id, labels=str(tmp_path / "labels.txt"), **options)
+
+    assert exported.version == 2 and exported.because[0] == "the engine's verdict is unproven"
+    assert (tmp_path / "models" / "dynamic" / "labels.txt").read_text().split("\n")[:-1] == names
+    with pytest.raises(errors.FormatError, match="cannot be read as txt"):
+        trtops.export(built.run_id, labels=str(tmp_path / "binary.txt"), **options)
+
+
 @pytest.mark.parametrize("name, grpc", [("two", False), ("two", True), ("static", False), ("texts", True)])
 def test_client_repeats_the_verdict(repository: Path, name: str, grpc: bool) -> None:
     code, printed = repeat(repository, name, grpc=grpc)

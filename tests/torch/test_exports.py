@@ -213,6 +213,20 @@ def test_both_stages_are_in_the_verdict(tmp_path: Path) -> None:
     assert "PyTorch to ONNX: good" in result.evidence and "ONNX to engine: " in result.evidence
 
 
+def test_engine_of_a_module_is_exported_for_triton(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tracker = trtops.MemoryTracker()
+    data = [{"x": modules.floats(rows, 3, 16, 16)} for rows in (2, 5)]
+    check = trtops.CheckConfig(data=data, self_check=True, latency_runs=0)
+    built = trtops.convert(modules.ResidualNet(), trtops.ConvertConfig(check=check), tracker=tracker)
+
+    exported = trtops.export(built.run_id, tracker=tracker, triton=str(tmp_path), name="net", max_batch=8)
+
+    config = (tmp_path / "net" / "config.pbtxt").read_text()
+    assert (exported.exported, exported.max_batch, exported.because) == ("good", 8, ())
+    assert 'name: "x"' in config and "dims: [ 3, 16, 16 ]" in config and "dims: [ 5 ]" in config
+
+
 def test_triage_asks_about_the_export_first() -> None:
     torch.manual_seed(0)
     config = trtops.TriageConfig(check=trtops.CheckConfig(data={"x": modules.floats(4, 6, 6)}))

@@ -121,11 +121,11 @@ def _run_parsed(path: registry.Path, command: Command, parser: Parser, args: Opt
             log.warning("Abbreviated options: %s. Write them out", meanings)
         # JSON and scripts on stdout must stay free of other lines.
         if path not in registry.REPORTED or getattr(args, "json", None) or getattr(args, "gen_script", None):
-            return _execute(job, log, args.words)
+            return _execute(job, log, args)
         line = " ".join(args.words)
         log_line(f"RUNNING | Command: {line}", G_LOGGER.START)
         started = time.perf_counter()
-        code = _execute(job, log, args.words)
+        code = _execute(job, log, args)
         ended, severity = ("FAILED", G_LOGGER.ERROR) if code else ("PASSED", G_LOGGER.FINISH)
         if code == 1 and path[0] == "debug":  # the search has found bad builds, and has not failed
             ended, severity = "FINISHED", G_LOGGER.FINISH
@@ -164,7 +164,7 @@ def refuse_overwriting_files(command: Command, args: Options, written: Group | N
     refuse_overwriting(reads, writes)
 
 
-def _execute(job: Job, log: logging.Logger, words: list[str]) -> int:
+def _execute(job: Job, log: logging.Logger, args: Options) -> int:
     """Run a job, log its errors, and return its exit code."""
     try:
         with announcing("The command"):
@@ -172,9 +172,13 @@ def _execute(job: Job, log: logging.Logger, words: list[str]) -> int:
     except (TrtopsError, OSError) as exc:
         if isinstance(exc, BrokenPipeError):
             raise
-        log.error("%s", error_text(exc))
+        text = error_text(exc)
+        is_default = getattr(args, "backend", "") is None and getattr(args, "convert_to", None) is None
+        if is_default and "tensorrt" in getattr(exc, "missing", ()):
+            text += ". ONNX Runtime does not need it: --onnxrt"
+        log.error("%s", text)
     except Exception as exc:
-        if lines := _script_error(exc, words):
+        if lines := _script_error(exc, args.words):
             log.error("%s", lines)
         else:
             log.exception("This is a bug in trtops. Please report it with these lines.")

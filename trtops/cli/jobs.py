@@ -94,12 +94,13 @@ def op_job(
     if not used:
         args.ignore("store")
     as_json, profiled = (bool(getattr(args, name, False)) for name in ("json", "profile"))
-    started, model_path = args.started, str(getattr(args, "model_file", ""))
+    models = getattr(args, "models", None) or [getattr(args, "model_file", "")]
+    started, model_path = args.started, str(models[0]) if len(models) == 1 else ""
 
     def run() -> int:
         from trtops.ops.result import model_file, op_times, step_time, steps_run_by  # help needs no ops
 
-        if model_path.endswith(".onnx"):
+        if model_path.endswith(".onnx") and not set("*?[") & set(model_path):  # patterns
             model_file(model_path)  # a mistyped name costs no store
         with contextlib.ExitStack() as stack:
             times = stack.enter_context(op_times(started))

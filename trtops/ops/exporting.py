@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtops import errors
+from trtops.comparator.tasks.outputs import load_labels
 from trtops.next_step import quoted
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.bundling.case import Case, evaluated_case
@@ -38,7 +39,7 @@ class ExportConfig(Config):
         name: Name of the model in the repository (default: the run's experiment).
         max_batch: The largest batch that Triton may make, 0 for none (default: what profiles and self-check allow).
         instances: Instances of the model on each device.
-        labels: Text file with the names of the only output's classes, one in a line.
+        labels: File with the names of the only output's classes: a `.txt` file with one in a line, or a `.json` list.
         allow_unproven: Export an engine whose verdict is unproven.
         allow_scripts: Allow data scripts that the run names.
         materials: Folder that is searched by digest for the model, if the run did not log it.
@@ -74,8 +75,9 @@ class ExportResult(OpResult):
 
     @property
     def because(self) -> tuple[str, ...]:
-        """Why Triton does not batch."""
-        return (f"Triton does not batch: {self.no_batches}",) if self.no_batches else ()
+        """The engine's verdict unless it is good, and why Triton does not batch."""
+        unproven = () if self.exported == "good" else (f"the engine's verdict is {self.exported}",)
+        return (*unproven, *((f"Triton does not batch: {self.no_batches}",) if self.no_batches else ()))
 
     @property
     def figures(self) -> str:
@@ -123,7 +125,7 @@ def export(run: str, config: ExportConfig = ExportConfig(), *, tracker: Tracker 
         golden=case.golden,
         max_batch=config.max_batch,
         instances=config.instances,
-        labels=tuple(Path(config.labels).read_text("utf-8").split("\n")[:-1]) if config.labels else (),
+        labels=tuple(map(str, load_labels(config.labels))) if config.labels else (),
         allow_unproven=config.allow_unproven,
     )
     files = {facts["engine"]["file"]: logged.build.engine.plan}

@@ -118,7 +118,7 @@ def gather(run: StoredRun, tracker: Tracker, folder: MaterialFolder) -> Logged:
     return Logged(
         build=build,
         engine_sha256=engine.sha256,
-        model=_find_model(spec.model_sha256, [engine_run, run, parent], folder, missing),
+        model=_find_model(spec.model_sha256, [engine_run, run, parent], tracker, folder, missing),
         caches=Caches(
             timing=cache("timing cache", "timing_cache", spec.timing_cache_sha256),
             calibration=calibration,
@@ -199,7 +199,11 @@ def _check_config(
 
 
 def _find_model(
-    model_sha256: str, sources: Iterable[StoredRun | None], folder: MaterialFolder, missing: list[str]
+    model_sha256: str,
+    sources: Iterable[StoredRun | None],
+    tracker: Tracker,
+    folder: MaterialFolder,
+    missing: list[str],
 ) -> Model:
     cause = "no run logged it"
     for run in dict.fromkeys(filter(None, sources)):
@@ -208,6 +212,14 @@ def _find_model(
             if model.info.sha256 == model_sha256:
                 return model
             cause = f"run {run.info.id} logged another one with digest {model.info.sha256}"
+    # A choice keeps the model for its candidates, and may have been killed, or its engine reused elsewhere.
+    for info in tracker.find(tags={schema.Tag.MODEL_SHA256: model_sha256}, status="finished"):
+        with contextlib.suppress(errors.TrtopsError):  # a damaged run
+            other = tracker.load(info.id)
+            if any(other.paths(schema.Artifact.MODEL)):
+                model = Model.load(model_path(other))
+                if model.info.sha256 == model_sha256:
+                    return model
     if (local_file := folder.models.get(model_sha256)) is not None:
         missing.append(f"the model with digest {model_sha256}: {local_file.name} is used")
         return Model.load(local_file)

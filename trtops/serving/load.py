@@ -1,9 +1,8 @@
 """Load a certified engine, and verify it before any of its code runs.
 
-Copy this file as it is: it needs numpy, and ONNX Runtime or TensorRT. The signature, the digest of every file, expiry,
-release and device are verified. Files are read once, and only verified bytes are used. The engine must then repeat the
-outputs in ``inputs.npz``. The part for TensorRT follows the API of its releases 8.6 to 11, and has no outputs of
-data-dependent size. Nothing of trtops may be imported here.
+Copy this file as it is: it needs numpy, and ONNX Runtime or TensorRT (8.6 to 11, no outputs of data-dependent size).
+The signature, the digest of every file, expiry, release and device are verified. Files are read once, and only verified
+bytes are used. The engine must then repeat the outputs in ``inputs.npz``. Nothing of trtops may be imported here.
 """
 
 import base64
@@ -96,7 +95,9 @@ def _verified(folder: Path, key: _Point) -> tuple[_Facts, _Facts]:
             raise EngineRefusedError(f"{folder}: {', '.join(differences)} is not what was signed.")
         facts = json.loads(files["facts.json"])
         engine, expires, verdict = facts["engine"], facts["expires"], facts["verdict"]["verdict"]
-        if facts["format"] != 1 or digests[engine["file"]] != engine["sha256"] or "inputs.npz" not in files:
+        texts = [facts["environment"][name] for name in ("backend", "backend_version", "device", "device_sha256")]
+        texts += facts["model"]["sha256"], engine["backend"], facts["outputs"][0]["name"]
+        if facts["format"] != 1 or digests[engine["file"]] != engine["sha256"] or {type(t) for t in texts} != {str}:
             raise EngineRefusedError(f"{folder}: the certificate is of another engine, or of another format.")
         if verdict != "good" or (expires is not None and not time.time() < expires):
             reason = "the certificate has expired" if verdict == "good" else f"the engine's verdict is {verdict!r}"
@@ -109,9 +110,8 @@ def _verified(folder: Path, key: _Point) -> tuple[_Facts, _Facts]:
 def _signed_digests(bundle: bytes, key: _Point) -> Mapping[str, str]:
     """Return the SHA-256 by file that a bundle signs."""
     envelope = json.loads(bundle)["dsseEnvelope"]
-    (signature,), kind = envelope["signatures"], b"application/vnd.in-toto+json"
-    payload = base64.b64decode(envelope["payload"], validate=True)
-    signed_bytes = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+    (signature,), payload = envelope["signatures"], base64.b64decode(envelope["payload"], validate=True)
+    signed_bytes = b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(payload), payload)
     if not _signs(key, base64.b64decode(signature["sig"], validate=True), signed_bytes):
         raise EngineRefusedError("The signature is not by the trusted key, or its content was changed.")
     statement = json.loads(payload)
@@ -274,9 +274,9 @@ class _TensorRT:
 
 
 def _checked(engine: bytes, facts: _Facts, files: _Facts, folder: Path, changes: list[str]) -> LoadedEngine:
-    stored = np.load(io.BytesIO(files["inputs.npz"]), allow_pickle=False)
     kind = _TensorRT if facts["engine"]["backend"] == "tensorrt" else _onnxruntime
     try:
+        stored = np.load(io.BytesIO(files["inputs.npz"]), allow_pickle=False)
         loaded = LoadedEngine(kind(engine, facts), facts, folder, changes)
         outputs = loaded({entry["name"]: stored[f"input_{i}"] for i, entry in enumerate(facts["inputs"])})
         names = [entry["name"] for entry in facts["outputs"]]

@@ -227,10 +227,11 @@ class TritonModel:
         version = max(versions, default=0) + 1
         config, existing = self.config(), folder / "config.pbtxt"
         tensors = config[config.index("input {") : config.index("instance_group {")].split("dynamic_batching")[0]
-        if existing.exists() and tensors not in existing.read_text("utf-8"):
+        labels = '  label_filename: "labels.txt"\n'  # may differ: versions of the same outputs have the same labels
+        if existing.exists() and tensors.replace(labels, "") not in existing.read_text("utf-8").replace(labels, ""):
             raise errors.ConfigError(
                 f"{folder} holds a model with other inputs, outputs or batches, and all versions of a model have one "
-                "configuration: use another --name, or the same --max-batch."
+                "configuration: use another --name or the same --max-batch, or remove the folder."
             )
         files = {f"client/{name}": content for name, content in client.items()}
         for index, entry in enumerate(self.facts["inputs"]):

@@ -33,6 +33,7 @@ from trtops.system.processes import BRIEF_SPIN, temporary_prefix
 T = TypeVar("T")
 
 _idle: dict[tuple[object, ...], list["Worker"]] = {}  # warm children, by purpose and environment
+_keeping = 0  # blocks of `kept_workers` that have not ended
 _guard = threading.Lock()
 
 # Python searches the working folder for modules first. A downloaded model may lie next to an `onnxruntime.py`, so the
@@ -221,6 +222,25 @@ def warm_worker(purpose: str = "", environment: Mapping[str, str] | None = None)
     finally:
         with _guard:
             _idle.setdefault(key, []).append(worker)
+
+
+@contextlib.contextmanager
+def kept_workers() -> Iterator[None]:
+    """Keep warm children while the block lasts; the outermost block of this process ends them.
+
+    An op within another one leaves them to it: on TensorRT 8.6, a new child loads kernels for ten seconds.
+    """
+    global _keeping
+    with _guard:
+        _keeping += 1
+    try:
+        yield
+    finally:
+        with _guard:
+            _keeping -= 1
+            is_outermost = _keeping == 0
+        if is_outermost:
+            close_workers()
 
 
 def close_workers() -> None:

@@ -1,11 +1,10 @@
-"""The model, its feed and the store that the tests of a file share."""
+"""The model and its feed that the tests of a file share."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.campaigns import two_blocks
-from trtops.tracking.mlflow import MlflowTracker
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +20,3 @@ def model(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def data(folder: Path, model: Path) -> Path:
     return folder / "feed.npz"
-
-
-@pytest.fixture(scope="module")
-def tracker(folder: Path) -> MlflowTracker:
-    return MlflowTracker(folder / "mlruns")

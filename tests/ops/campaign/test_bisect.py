@@ -32,6 +32,7 @@ from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.evaluation.precision_check import PrecisionCheck
 from trtops.ops.registry.deny import deny
 from trtops.spec import BuildConfig, BuildSpec, TensorRTOptions
+from trtops.system.worker import Worker
 from trtops.tracking.base import StoredRun
 from trtops.tracking.campaigns import load_record, load_table
 from trtops.tracking.memory import MemoryTracker
@@ -262,11 +263,14 @@ def test_kill_between_steps_builds_nothing_twice(model, data, tmp_path, undistur
     }
 
 
-def test_later_builds_avoid_the_culprit(model, data):
-    tracker = MemoryTracker()
+@pytest.mark.usefixtures("children")
+def test_later_builds_avoid_the_culprit(model, data, monkeypatch):
+    tracker, starts, start_child = MemoryTracker(), list[Worker](), Worker._start_child
+    monkeypatch.setattr(Worker, "_start_child", lambda worker: starts.append(worker) or start_child(worker))
 
     result = debug_build(model, config(data, seed=200, complete=True, clean_builds=6), tracker=tracker)
 
+    assert len(starts) == 1  # iterations and bisections share a child
     seen = load_table(tracker, result.run_id)
     culprits, first = merge_culprits(result.bisections), result.bisections[0]
     after = 1 + max(seen.names.index(name) for name in (first.good_run, first.bad_run))

@@ -34,6 +34,11 @@ from trtops.tracking.schema import Artifact, Tag
 
 
 @pytest.fixture(scope="module")
+def tracker(folder: Path) -> MlflowTracker:
+    return MlflowTracker(folder / "mlruns")
+
+
+@pytest.fixture(scope="module")
 def good_and_bad(data: Path, model: Path, tracker: MlflowTracker) -> dict[str, str]:
     result = debug_build(model, config(data, until=10), tracker=tracker)
     runs = tracker.find("blocks", parent=result.run_id)

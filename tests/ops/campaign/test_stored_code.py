@@ -27,6 +27,11 @@ CONFIG = DebugBuildConfig(until=2, check=CheckConfig(plots="never", latency_runs
 
 
 @pytest.fixture(scope="module")
+def tracker(folder: Path) -> MlflowTracker:
+    return MlflowTracker(folder / "mlruns")
+
+
+@pytest.fixture(scope="module")
 def campaign(folder: Path, tracker: MlflowTracker) -> str:
     """The run of a finished campaign of two builds."""
     return debug_build(models.conv_net().fixed().write(folder), CONFIG, tracker=tracker).run_id

@@ -110,6 +110,9 @@ def test_wrong_engines_are_named(evaluated: tuple[EvaluateResult, MemoryTracker]
     assert len(good) == 6 and result.verdict == "error" and result.exit_code == 1
     assert verdicts["int8.onnx"].called == "INT8" and verdicts["enable_all.ort"].called == "FP32"
     assert next(row[0] for row in result.overview().rows) in unreadable  # type: ignore[union-attr]
+    for name, reason in {**bad, **unreadable}.items():
+        [sentence] = [text for text in result.because if text.startswith(f"{name} (")]
+        assert reason in sentence
 
 
 def test_run_states_what_is_not_known(evaluated: tuple[EvaluateResult, MemoryTracker]) -> None:

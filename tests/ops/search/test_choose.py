@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trtops
 from tests import models
 from trtops import choose, choose_all, errors
 from trtops.backend.onnxrt.measure import Lane
 from trtops.ops.auditing.op import AuditConfig, audit
-from trtops.ops.engines.convert import convert
+from trtops.ops.engines.convert import ConvertConfig, convert
 from trtops.ops.evaluation.check import CheckConfig
 from trtops.ops.search.choose import ChooseConfig
 from trtops.spec import OnnxRuntimeOptions
@@ -49,9 +50,12 @@ def test_choice_is_recorded_with_a_child_per_candidate(net: Path, config: Choose
     run = tracker.load(result.run_id)
     assert b'<polyline class="frontier"' in run.read_bytes("report/report.html") and run.info.verdict == "good"
     assert len(result.overview().rows) <= 10 and str(result.next_step).endswith(result.chosen.run_id)
-    # The model is in the parent's run, for all candidates.
-    chosen, parent = audit(AuditConfig(runs=(result.chosen.run_id, result.run_id)), tracker=tracker).runs
-    assert chosen.grade is not None and not chosen.missing
+    # The model is in the parent's run, for all candidates, and for builds that reuse their engines.
+    again = convert(net, ConvertConfig(build=result.chosen.build, check=config.check), tracker=tracker)
+    assert again.reused_from in children
+    audited = audit(AuditConfig(runs=(result.chosen.run_id, again.run_id, result.run_id)), tracker=tracker).runs
+    chosen, reusing, parent = audited
+    assert not chosen.missing and "cannot be rebuilt" not in (chosen.grade, reusing.grade)
     assert not chosen.contradictions and not parent.contradictions
 
 
@@ -105,6 +109,14 @@ def test_interrupted_choice_resumes(net: Path, config: ChooseConfig, monkeypatch
     assert json.loads(tracker.load(result.run_id).read_bytes("choose/result.json"))["chosen"] is not None
     with pytest.raises(errors.ConfigError, match="holds no candidates"):
         choose(net, config, resume=result.chosen.run_id, tracker=tracker)
+    with pytest.raises(errors.ConfigError, match="started with another data, so"):
+        choose(net, config, resume=result.run_id, data=None, tracker=tracker)
+
+
+def test_candidates_without_time_are_counted(net: Path, config: ChooseConfig) -> None:
+    result = choose(net, config, minutes=0, precisions=("fp32", "int8"), tracker=MemoryTracker())
+    assert result.verdict == "good" and result.headline == "FP32 cpu"
+    assert result.because[1].startswith("no time was left for 3 candidates")
 
 
 def test_loss_of_a_metric_decides(net: Path, config: ChooseConfig, tmp_path: Path) -> None:
@@ -117,7 +129,12 @@ def test_loss_of_a_metric_decides(net: Path, config: ChooseConfig, tmp_path: Pat
     for mistake in ({**metric, "metric": "top11"}, {**metric, "labels": "missing.npy"}, {"metric": "top1"}):
         with pytest.raises(errors.ConfigError, match=r"top1|missing\.npy"):
             choose(net, config, tracker=tracker, **mistake)
-    assert not tracker.find()
+    np.save(tmp_path / "long.npy", np.zeros(99))
+    wrong = {**metric, "labels": str(tmp_path / "long.npy"), "data": config.check.data}
+    for verb in trtops.choose, trtops.convert:
+        with pytest.raises(errors.ComparisonError, match="samples, and there are 99 labels"):
+            verb(net, tracker=tracker, **wrong)
+    assert not tracker.find()  # nothing was built
 
     losses = {c.label: c.loss for c in result.candidates}
     (tmp_path / "own.py").write_text("def first(outputs, labels):\n    raise RuntimeError('no table')\n")

@@ -45,14 +45,15 @@ def _class_scores(outputs: TaskOutputs, labels: Any) -> tuple[Array, Array, int]
 def top_k(outputs: TaskOutputs, labels: Any, *, k: int) -> Sampled:
     """Return the share of samples whose class is among the k best; NaN is never right."""
     scores, classes, samples = _class_scores(outputs, labels)
-    labelled = scores[np.arange(len(scores)), np.maximum(classes, 0)]
+    labelled = scores[np.arange(len(scores)), classes]
     # Of equal scores the first counts, as for argmax.
     before = np.arange(scores.shape[1]) < classes[:, None]
     better = (scores > labelled[:, None]) | ((scores == labelled[:, None]) & before)
-    right = (classes >= 0) & (better.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1)
+    right = (better.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1)
     return mean_of(right.reshape(samples, -1).mean(axis=1))
 
 
+@np.errstate(invalid="ignore")  # NaN and infinite scores make the metric NaN
 def calibration_error(outputs: TaskOutputs, labels: Any) -> Sampled:
     """Return the expected calibration error of the best class, in 15 bins; logits become probabilities."""
     scores, classes, samples = _class_scores(outputs, labels)

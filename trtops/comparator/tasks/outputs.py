@@ -71,11 +71,15 @@ def load_labels(path: str) -> Any:
 
 
 def integers(labels: Any) -> Array:
-    """Return labels as an array of integers; ComparisonError if they are something else."""
+    """Return labels as an array of integers from 0 on; ComparisonError if they are something else."""
     array = np.asarray(labels)
     if not np.issubdtype(array.dtype, np.integer):
         content = {"O": type(labels).__name__, "U": "text"}.get(array.dtype.kind, array.dtype)
         raise errors.ComparisonError(f"The labels are of type {content}; expected integers, the class of each sample.")
+    if (least := array.min(initial=0)) < 0:
+        raise errors.ComparisonError(
+            f"A label is {least}; expected classes from 0 on. Leave out samples without one; in maps, 255 is ignored."
+        )
     return array
 
 

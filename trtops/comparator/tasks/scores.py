@@ -225,23 +225,30 @@ def labels_for(metrics: Sequence[TaskMetric], path: str | None) -> Any:
     return None
 
 
+def measure_golden(golden: TaskOutputs, metrics: Sequence[TaskMetric], labels: Any) -> list[Sampled]:
+    """Measure the model's outputs by metrics; ComparisonError if the labels do not fit them."""
+    measured = list[Sampled]()
+    for metric in metrics:
+        measured.append(metric.measure(golden, labels if metric.needs_labels else golden))
+        if math.isnan(measured[-1].value):
+            raise errors.ComparisonError(
+                f"The metric {metric.name} is NaN for the outputs that the engine's are compared with; expected a "
+                "number. Correct the metric, the labels or the data."
+            )
+    return measured
+
+
 def score_tasks(
     actual: TaskOutputs, golden: TaskOutputs, metrics: Sequence[TaskMetric], labels: str | None
 ) -> tuple[TaskScore, ...]:
     """Measure an engine's outputs and the model's by metrics, with labels from a file.
 
-    Raises as :func:`labels_for`; ComparisonError if the labels do not fit the outputs.
+    Errors as for :func:`labels_for` and :func:`measure_golden`.
     """
     loaded = labels_for(metrics, labels)
     scores = list[TaskScore]()
-    for metric in metrics:
-        reference = loaded if metric.needs_labels else golden
-        ours, theirs = (metric.measure(outputs, reference) for outputs in (actual, golden))
-        if math.isnan(theirs.value):
-            raise errors.ComparisonError(
-                f"The metric {metric.name} is NaN for the outputs that the engine's are compared with; expected a "
-                "number. Correct the metric, the labels or the data."
-            )
+    for metric, theirs in zip(metrics, measure_golden(golden, metrics, loaded)):
+        ours = metric.measure(actual, loaded if metric.needs_labels else golden)
         worse, better = (theirs, ours) if metric.better == "higher" else (ours, theirs)
         low, high, exact = difference_interval(worse, better)
         loss = worse.value - better.value  # which a bootstrap of a biased metric may leave out

@@ -29,7 +29,7 @@ from trtops.ops.result import OnProgress, op_run, run_step, tracker_or_default
 from trtops.ops.stored_build import MaterialFolder, gather
 from trtops.record import Config, setting
 from trtops.system import signing
-from trtops.system.worker import close_workers
+from trtops.system.worker import kept_workers
 from trtops.tracking import builds, owner, schema
 from trtops.tracking.base import RunInfo, StoredRun, Tracker, run_id_of
 
@@ -85,6 +85,7 @@ class AuditConfig(Config):
 
 
 @checked_arguments
+@kept_workers()
 def audit(
     config: AuditConfig,
     *,
@@ -121,13 +122,10 @@ def audit(
         run = op.run
         run.log_params(config)
         done = list(map(_certificate_audit, certificates))
-        try:
-            for run_id in run_ids:
-                done.append(_audit_run(run_id, rows, config, shared, folder))
-                if progress is not None:
-                    progress(len(done) - len(certificates), len(run_ids))
-        finally:
-            close_workers()
+        for run_id in run_ids:
+            done.append(_audit_run(run_id, rows, config, shared, folder))
+            if progress is not None:
+                progress(len(done) - len(certificates), len(run_ids))
         shared.log.check_given(heads, config.keys)
         result = AuditResult(
             title="audit",

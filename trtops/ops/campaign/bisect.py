@@ -18,7 +18,7 @@ from trtops.ops.campaign.iteration import CampaignBuilder, EngineEvaluator, erro
 from trtops.ops.campaign.mixture import Mixture
 from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.result import OnProgress, OpRun, tracker_or_default
-from trtops.system.worker import close_workers
+from trtops.system.worker import kept_workers
 from trtops.tactics.contributions import SOUND_SPREAD
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.table import CampaignTable
@@ -35,6 +35,7 @@ _CUT_SHORT = "The bisection's process ended in the middle of this build, which w
 
 
 @checked_arguments
+@kept_workers()
 def bisect(
     run: str,
     bad: str | None = None,
@@ -104,8 +105,6 @@ def bisect(
     except BaseException as exc:
         parent.fail(exc)
         raise
-    finally:
-        close_workers()
 
 
 def campaign_of(tracker: Tracker, run: str, bad: str | None = None, *, allow_scripts: bool = False) -> Campaign:

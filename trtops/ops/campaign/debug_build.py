@@ -37,7 +37,7 @@ from trtops.system.activity import mark_op
 from trtops.system.allowed import check_command
 from trtops.system.locks import held
 from trtops.system.processes import temporary_prefix
-from trtops.system.worker import close_workers
+from trtops.system.worker import kept_workers
 from trtops.tables import counted
 from trtops.tactics.diff import diff
 from trtops.tactics.findings import TacticDiff
@@ -151,6 +151,7 @@ Submit: TypeAlias = Callable[[Campaign, int], "Future[CampaignBuild]"]
 
 
 @checked_arguments
+@kept_workers()
 def debug_build(
     model: str | Path | Model | None = None,
     config: DebugBuildConfig | None = None,
@@ -216,7 +217,6 @@ def debug_build(
             first = {schema.Tag.MODEL_PATH: str(loaded.path), schema.Tag.MODEL_SHA256: loaded.info.sha256}
             run = tracker.start(experiment, name, kind="debug_build", tags={**(tags or {}), **first})
             stack.enter_context(_locked_campaign(run.id, tracker))
-        stack.callback(close_workers)
         try:
             campaign = Campaign(
                 run_id=run.id,

@@ -24,7 +24,7 @@ from trtops.ops.campaign.open_campaign import open_campaign
 from trtops.ops.registry.deny import deny
 from trtops.ops.result import OnProgress, OpResult, op_run, run_step, tracker_or_default
 from trtops.record import Config, Record, setting
-from trtops.system.worker import close_workers
+from trtops.system.worker import kept_workers
 from trtops.tables import counted
 from trtops.tactics.denied import DeniedTactic
 from trtops.tactics.diff import builds_with, diff
@@ -147,6 +147,7 @@ class ProveResult(OpResult):
 
 
 @checked_arguments
+@kept_workers()
 def prove(
     campaign_run: str,
     config: ProveConfig | None = None,
@@ -188,37 +189,34 @@ def prove(
     plan: list[Swap] = ["good as it was", "bad as it was"]
     for _ in range(config.repeats):
         plan += ["in", "out"]
-    try:
-        with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as op:
-            run = op.run
-            run.log_params({"suspect": suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
-            for swap in plan:
-                trials.append(_make_trial(swap, suspect, swapped, mixture, builder, run.id))
-                if progress is not None:
-                    progress(len(trials), len(plan))
-            outcome, summary = conclude(trials)
-            result = ProveResult(
-                outcome=outcome,
-                summary=summary,
-                suspect=suspect.describe(),
-                good_run=mixture.good.info.id,
-                bad_run=mixture.bad.info.id,
-                trials=tuple(trials),
-            )
-            # The deny-list takes each layer by itself, and of layers that fail only together none fails by itself.
-            # Settings it takes together.
-            if suspect.settings or not together:
-                denied = {column for column in columns if column[0] == "setting" or not together}
-                made_bad = next((t.run_id for t in trials if t.swap == "in" and t.verdict == "bad"), None)
-                if outcome == "confirmed" and config.deny and made_bad is not None:
-                    by_default = run_step("check limits", builder.bad_by_default_limits, tracker.load(made_bad))
-                    result = replace(result, own_limits=not by_default)
-                entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id)
-                run.log_json(entry, schema.Artifact.DENIED)
-            run.set_tags({schema.Tag.PROOF: outcome})
-            result = op.finish(result, artifact=schema.Artifact.PROOF, title=name, evaluated=False)
-    finally:
-        close_workers()
+    with op_run(tracker, campaign.experiment, name, kind="proof", tags=tags, parent=campaign.run_id) as op:
+        run = op.run
+        run.log_params({"suspect": suspect.describe()[: schema.MAX_PARAM], "repeats": config.repeats})
+        for swap in plan:
+            trials.append(_make_trial(swap, suspect, swapped, mixture, builder, run.id))
+            if progress is not None:
+                progress(len(trials), len(plan))
+        outcome, summary = conclude(trials)
+        result = ProveResult(
+            outcome=outcome,
+            summary=summary,
+            suspect=suspect.describe(),
+            good_run=mixture.good.info.id,
+            bad_run=mixture.bad.info.id,
+            trials=tuple(trials),
+        )
+        # The deny-list takes each layer by itself, and of layers that fail only together none fails by itself.
+        # Settings it takes together.
+        if suspect.settings or not together:
+            denied = {column for column in columns if column[0] == "setting" or not together}
+            made_bad = next((t.run_id for t in trials if t.swap == "in" and t.verdict == "bad"), None)
+            if outcome == "confirmed" and config.deny and made_bad is not None:
+                by_default = run_step("check limits", builder.bad_by_default_limits, tracker.load(made_bad))
+                result = replace(result, own_limits=not by_default)
+            entry = DeniedTactic.of(mixture.bad_tactics, denied, run.id)
+            run.log_json(entry, schema.Artifact.DENIED)
+        run.set_tags({schema.Tag.PROOF: outcome})
+        result = op.finish(result, artifact=schema.Artifact.PROOF, title=name, evaluated=False)
     if outcome == "confirmed" and config.deny and entry is not None and not result.own_limits:
         tactics = tuple(dict.fromkeys(choice.tactic for choice in entry.choices))
         denied_by = deny(run.id, tracker=tracker, tags=tags).run_id

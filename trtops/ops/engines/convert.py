@@ -127,6 +127,8 @@ def convert(
         with step_time("open back end"):
             engine_backend(config.build.backend).environment(config.build)
     config = replace(config, build=data.profiled(config.build))
+    if config.check.metrics:  # labels that do not fit fail before the build
+        data.golden(config.build.profiles)
     backend_name = SHORT_NAMES[config.build.backend]
     name = run_name(path.stem, config.build.precision.upper(), backend_name)
     with op_run(tracker, experiment, name, kind="build", model=path, tags=tags, parent=parent) as op:

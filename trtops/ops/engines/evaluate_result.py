@@ -13,7 +13,7 @@ from trtops.ops.result import OpResult
 from trtops.record import Record
 from trtops.reports.document import Table
 from trtops.spec import BackendName
-from trtops.tables import counted, listed, markdown_table, size
+from trtops.tables import counted, markdown_table, size
 from trtops.terminal import one_line
 from trtops.verdict import WORST_FIRST, Verdict, worst
 
@@ -53,14 +53,11 @@ class EvaluateResult(OpResult):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the engine is not good; of several, their names by verdict."""
+        """Why the engine is not good; of several, a sentence for each that is not, the worst first."""
         if len(self.engines) == 1:
             return self.engines[0].reasons
-        texts = []
-        for verdict in WORST_FIRST[:-1]:
-            if names := [Path(engine.file).name for engine in self.engines if engine.verdict == verdict]:
-                texts.append(f"{verdict}: {listed(names, 8)}")
-        return tuple(texts)
+        wrong = [engine for engine in self._worst_first() if engine.verdict != "good"]
+        return tuple(f"{Path(e.file).name} ({e.verdict}): {one_line('; '.join(e.reasons))}" for e in wrong)
 
     @property
     def figures(self) -> str:
@@ -80,12 +77,12 @@ class EvaluateResult(OpResult):
 
     def overview(self) -> Table | None:
         """Return a row for each of several engines."""
-        return self._table(reasons=False) if len(self.engines) > 1 else None
+        return self._table() if len(self.engines) > 1 else None
 
     def body(self) -> Iterable[str]:
         """The numbers of an engine and what is not known of it, or the table."""
         if len(self.engines) > 1:
-            table = self._table(reasons=True)
+            table = self._table()
             yield markdown_table(table.columns, table.rows)
             return
         [engine] = self.engines
@@ -93,13 +90,14 @@ class EvaluateResult(OpResult):
         yield f"{engine.called} engine, {size(engine.engine_bytes)}, built elsewhere. Not known: {unknown}."
         yield from ("", *(() if engine.evaluation is None else describe(engine.evaluation)))
 
-    def _table(self, *, reasons: bool) -> Table:
-        """A row for each engine, the worst first."""
+    def _table(self) -> Table:
+        """A row for each engine."""
         rows = []
-        for engine in sorted(self.engines, key=lambda engine: WORST_FIRST.index(engine.verdict)):
+        for engine in self._worst_first():
             latency = None if engine.evaluation is None else engine.evaluation.latency
             p50 = "-" if latency is None else f"{latency.p50_ms:.3f} ms"
-            row = [Path(engine.file).name, engine.called or "-", engine.verdict, p50, engine.run_id[:8] or "-"]
-            rows.append((*row, *([one_line("; ".join(engine.reasons))] if reasons else [])))
-        columns = ("engine", "computes in", "verdict", "p50", "run", *(["because"] if reasons else []))
-        return Table(columns=columns, rows=tuple(rows))
+            rows.append((Path(engine.file).name, engine.called or "-", engine.verdict, p50, engine.run_id[:8] or "-"))
+        return Table(columns=("engine", "computes in", "verdict", "p50", "run"), rows=tuple(rows))
+
+    def _worst_first(self) -> list[EngineVerdict]:
+        return sorted(self.engines, key=lambda engine: WORST_FIRST.index(engine.verdict))

@@ -14,8 +14,9 @@ from trtops.calibration.data import is_same_source
 from trtops.comparator.results import RunResults
 from trtops.comparator.tasks.scores import labels_for, task_metrics
 from trtops.metadata import TensorMetadata, check_feed
-from trtops.ops.evaluation.check import CheckConfig
+from trtops.ops.evaluation.check import CheckConfig, check_labels
 from trtops.ops.evaluation.data import Feeds, golden_outputs, open_feeds
+from trtops.ops.evaluation.limits import tolerances_for
 from trtops.ops.result import run_step
 from trtops.spec import BuildConfig, BuildSpec, Environment, OptimizationProfile
 from trtops.tracking import schema
@@ -57,11 +58,19 @@ class CommandData:
         return self._feeds[key]
 
     def golden(self, profiles: Sequence[OptimizationProfile] = ()) -> RunResults:
-        """Return the golden outputs of these feeds, computed or read on the first call."""
+        """Return the golden outputs of these feeds, computed or read on the first call.
+
+        ComparisonError if the check has labels that do not fit them.
+        """
         key = tuple(profiles)
         if key not in self._golden:
             feeds = self.feeds(profiles)
-            self._golden[key] = run_step("run reference", golden_outputs, self.model, feeds, self.check.golden)
+            golden = run_step("run reference", golden_outputs, self.model, feeds, self.check.golden)
+            if self.check.metrics:
+                tolerances = tolerances_for("fp32", self.check.tolerances, self.model)
+                # Labels are for the given data, not for its copies at other shapes.
+                check_labels(golden, self.check, tolerances, sum(1 for _ in self.feeds()) if profiles else None)
+            self._golden[key] = golden
         return self._golden[key]
 
     def calibration(self) -> Feeds | None:
@@ -94,7 +103,7 @@ class CommandData:
 
 def check_names(model: Model, build: BuildConfig, check: CheckConfig) -> None:
     """Raise ConfigError for layers or outputs that the model does not have, and for unknown metrics or labels."""
-    labels_for(task_metrics(check.metric), check.labels)
+    labels_for(task_metrics(check.metrics), check.labels)
     if build.keep:
         walk.select_nodes(model.structure(), build.keep)
     outputs = {spec.name for spec in model.info.outputs}

@@ -18,7 +18,16 @@ from trtops.comparator.report import ComparisonReport, Outputs, Tolerances, comp
 from trtops.comparator.results import RunResults
 from trtops.comparator.table import METRICS
 from trtops.comparator.tasks.outputs import TaskOutputs
-from trtops.comparator.tasks.scores import Decision, TaskScore, metric_names, parse_loss, score_tasks, task_metrics
+from trtops.comparator.tasks.scores import (
+    Decision,
+    TaskScore,
+    labels_for,
+    measure_golden,
+    metric_names,
+    parse_loss,
+    score_tasks,
+    task_metrics,
+)
 from trtops.ops.evaluation.data import DataConfig, Emulation, Feeds, collect
 from trtops.ops.evaluation.evidence import Evidence, SeenFeeds
 from trtops.ops.evaluation.export_check import ExportCheck, ExportedModel
@@ -98,10 +107,15 @@ class CheckConfig(DataConfig):
             )
         if self.loss is not None:
             parse_loss(self.loss)
-            if not self.metric and self.labels is None:
+            if not self.metrics:
                 raise errors.ConfigError(
                     f"loss={self.loss!r} limits the loss of a metric, but there is no metric: give metric or labels."
                 )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the task metrics; with labels alone, the share of right classes."""
+        return self.metric or (() if self.labels is None else ("top1",))
 
     @property
     def allowed_loss(self) -> float | None:
@@ -417,16 +431,22 @@ def measure_tasks(
     Only the first ``iterations`` count, by default all. Errors as for
     :func:`trtops.comparator.tasks.scores.score_tasks`.
     """
-    metrics = task_metrics(config.metric or (() if config.labels is None else ("top1",)))
-    if not metrics:
+    if not config.metrics:
         return ()
+    ours, theirs = (_labelled(results, tolerances, iterations) for results in (actual, golden))
+    return run_step("measure metrics", score_tasks, ours, theirs, task_metrics(config.metrics), config.labels)
 
-    def outputs(results: RunResults) -> TaskOutputs:
-        counted = list(map(as_arrays, iterations_of(results, "labelled")[:iterations]))
-        axes = {name: axis for name in counted[0] if (axis := tolerances.of(name).class_axis) is not None}
-        return TaskOutputs(counted, axes)
 
-    return run_step("measure metrics", score_tasks, outputs(actual), outputs(golden), metrics, config.labels)
+def check_labels(golden: RunResults, config: CheckConfig, tolerances: Tolerances, iterations: int | None) -> None:
+    """Raise ComparisonError if the labels of a check do not fit golden outputs; ``iterations`` as above."""
+    metrics = task_metrics(config.metrics)
+    measure_golden(_labelled(golden, tolerances, iterations), metrics, labels_for(metrics, config.labels))
+
+
+def _labelled(results: RunResults, tolerances: Tolerances, iterations: int | None) -> TaskOutputs:
+    counted = list(map(as_arrays, iterations_of(results, "labelled")[:iterations]))
+    axes = {name: axis for name in counted[0] if (axis := tolerances.of(name).class_axis) is not None}
+    return TaskOutputs(counted, axes)
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[MetricName, float]:

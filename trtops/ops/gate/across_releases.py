@@ -29,7 +29,7 @@ from trtops.ops.search.submodel import CheckOutcome
 from trtops.record import Record
 from trtops.spec import BuildConfig, OnnxRuntimeOptions
 from trtops.system.processes import temporary_prefix
-from trtops.system.worker import Worker, close_workers
+from trtops.system.worker import Worker
 from trtops.tracking import builds, schema
 from trtops.tracking.base import EngineQuery, Tracker
 from trtops.tracking.builds import find_model
@@ -62,7 +62,6 @@ def accepted_candidates(
     # Engines of other devices cannot be compared here. Without a back end of this process, their gates say so.
     with contextlib.suppress(errors.BackendError), warm_backend(config.build.backend, config.devices, 120.0) as backend:
         version_tags[schema.Tag.DEVICE_SHA256] = backend.environment(config.build).device_sha256
-    close_workers()
     query = EngineQuery(kernel=kernel, accepted=True)
     having = {info.id for info, _ in tracker.engines(query)} if kernel else None
 

@@ -24,6 +24,7 @@ from trtops.ops.gate.result import DECIDED, EXIT_CODES, GateResult
 from trtops.ops.result import OnProgress, OpResult, model_file, op_run, run_step, tracker_or_default
 from trtops.reports.document import Section, Table
 from trtops.spec import Precision
+from trtops.system.worker import kept_workers
 from trtops.tracking import schema
 from trtops.tracking.base import Tracker, Verdict
 
@@ -98,6 +99,7 @@ class MatrixResult(OpResult):
 
 
 @checked_arguments
+@kept_workers()
 def gate_all(
     models: Sequence[str | Path | Model],
     config: GateConfig = GateConfig(),

@@ -22,7 +22,7 @@ from trtops.ops.gate.result import GateResult
 from trtops.ops.registry.accepted import alias_of, register_accepted, registered_model
 from trtops.ops.result import OpRun, model_file, model_source, op_run, run_step, tracker_or_default
 from trtops.system.counters import count_instructions
-from trtops.system.worker import close_workers
+from trtops.system.worker import kept_workers
 from trtops.tracking import builds, schema
 from trtops.tracking.base import Tags, Tracker
 
@@ -30,6 +30,7 @@ R = TypeVar("R", bound=GateResult)
 
 
 @checked_arguments
+@kept_workers()
 def gate(
     model: str | Path | Model,
     config: GateConfig = GateConfig(),
@@ -80,7 +81,6 @@ def gate(
         run.log_params({"release": release, "devices": devices, **limits})
         findings: tuple[Finding, ...] = ()
         with contextlib.ExitStack() as stack:
-            stack.callback(close_workers)
             session = session or stack.enter_context(GateSession())
             measurement = Measurement(loaded, config, run, tracker, session)
             try:

@@ -23,7 +23,7 @@ from trtops.ops.result import OpResult, OpRun, op_run, tracker_or_default
 from trtops.record import Config, setting, with_options
 from trtops.spec import BackendName
 from trtops.system.allowed import ask_for
-from trtops.system.worker import close_workers
+from trtops.system.worker import kept_workers
 from trtops.tracking import builds, schema
 from trtops.tracking.base import RunInfo, StoredRun, Tracker, Verdict, run_id_of
 from trtops.tracking.builds import find_model, log_materials
@@ -119,6 +119,7 @@ class PromoteResult(OpResult):
 
 
 @checked_arguments
+@kept_workers()
 def promote(
     run_id: str,
     config: PromoteConfig | None = None,
@@ -186,11 +187,8 @@ def promote(
         ask_for((campaign or stored.info).id, scripts_of(check.data, *check.metric), (), allowed=config.allow_scripts)
     run_tags = {**(tags or {}), schema.Tag.EVIDENCE: run_id, schema.Tag.MODEL_PATH: path}
     name = f"promote {unmarked(stored.info.name)}"
-    try:
-        with op_run(tracker, stored.info.experiment, name, kind="promote", tags=run_tags) as op:
-            result, build = _build_and_verify(stored, source, model, check, config, op)
-    finally:
-        close_workers()
+    with op_run(tracker, stored.info.experiment, name, kind="promote", tags=run_tags) as op:
+        result, build = _build_and_verify(stored, source, model, check, config, op)
     if result.verdict != "good":
         return result
     # Last, since a version has to be one of a complete run.

@@ -72,7 +72,8 @@ class ChooseConfig(
         minutes: When no further engine is built.
         on: Where engines run; by default everything that this machine has.
         precisions: The precisions to try; by default all.
-        resume: The run of an interrupted choice, whose engines are not built and evaluated again.
+        resume: The run of an interrupted choice with the same options, whose engines are not built and evaluated again.
+            ``minutes``, ``on`` and ``precisions`` may differ.
     """
 
     loss: str | None = None
@@ -147,14 +148,16 @@ class ChooseResult(OpResult):
 
     @property
     def because(self) -> tuple[str, ...]:
-        """How the chosen engine compares with the fastest in FP32, and with one that is as fast."""
+        """How the chosen engine compares with the fastest in FP32 and one that is as fast, and what was not tried."""
         if self.chosen is None or self.chosen.p50_ms is None:
             return self.reasons
         loss = "" if self.chosen.loss is None else f", {self._kind} {self.loss_text(self.chosen)}"
         fp32 = [c.p50_ms for c in self.candidates if c.build.precision == "fp32" and c.p50_ms]
         ratio = f", {self.chosen.p50_ms / min(fp32):.2f} of the fastest FP32" if fp32 else ""
         first = f"the fastest within the limits: p50 {self.chosen.p50_ms:.3f} ms{ratio}{loss}"
-        return (first, self.tie) if self.tie else (first,)
+        untried = sum(c.outcome == "untried" for c in self.candidates)
+        rest = f"no time was left for {counted(untried, 'candidate')}; resuming this run tries them" if untried else ""
+        return tuple(filter(None, (first, rest, self.tie)))
 
     @property
     def figures(self) -> str:
@@ -264,10 +267,11 @@ def choose(
     path = model_file(model)
     loaded = run_step("load", Model.load, model)
     check_names(loaded, config.build, config.check)
-    has_metric = bool(config.check.metric or config.check.labels)
-    check = replace(config.check, plots="never", loss=config.loss if has_metric else None)
-    earlier = {} if config.resume is None else _recorded(tracker, config.resume, loaded)
+    check = replace(config.check, plots="never", loss=config.loss if config.check.metrics else None)
+    earlier = {} if config.resume is None else _recorded(tracker, config, loaded)
     data = CommandData(loaded, check, config.calibration_data)
+    if check.metrics:  # labels that do not fit fail here, and not after each build
+        data.golden(config.build.profiles)
     run_tags = {**(tags or {}), schema.Tag.MODEL_SHA256: loaded.info.sha256}
     name = f"{path.stem} choose"
     with op_run(tracker, experiment, name, kind="choose", model=path, tags=run_tags, parent=parent) as op:
@@ -276,9 +280,7 @@ def choose(
         logged: dict[str, Any] = {"tracker": tracker, "experiment": op.experiment, "tags": tags, "parent": op.run.id}
         choice = _Choice(model, config, check, data, logged, op.run, earlier, progress)
         choice.run_all()
-        result = replace(
-            choice.result(), title=f"choose {path.name}", subject=model_source(model), options=arguments_of(config)
-        )
+        result = replace(choice.result(), title=f"choose {path.name}", subject=model_source(model))
         if result.chosen is not None and result.chosen.p50_ms is not None:
             op.run.log_metrics({(schema.Metric.LATENCY, "p50_ms"): result.chosen.p50_ms})
         return op.finish(result, artifact=schema.Artifact.CHOOSE)
@@ -326,9 +328,9 @@ def choose_all(
         return op.finish(list_result, artifact=schema.Artifact.CHOOSE_LIST)
 
 
-def _recorded(tracker: Tracker, run: str, model: Model) -> dict[str, Candidate]:
-    """Return the finished candidates of an interrupted choice by label; ConfigError if it was of another model."""
-    info = tracker.info(run_id_of(run, tracker))
+def _recorded(tracker: Tracker, config: ChooseConfig, model: Model) -> dict[str, Candidate]:
+    """Return the finished candidates of the choice to resume by label; ConfigError if it had another model or data."""
+    info = tracker.info(run_id_of(str(config.resume), tracker))
     if info.kind != "choose":
         raise errors.ConfigError(f"Run {info.id} holds no candidates; expected a run of trtops choose.")
     if info.tags.get(schema.Tag.MODEL_SHA256) != model.info.sha256:
@@ -336,7 +338,15 @@ def _recorded(tracker: Tracker, run: str, model: Model) -> dict[str, Candidate]:
     data = tracker.peek(info.id, schema.Artifact.CHOOSE)
     if data is None:  # it was interrupted before its first candidate
         return {}
-    return {c.label: c for c in ChooseResult.from_json(data).candidates if c.run_id}
+    stored = ChooseResult.from_json(data)
+    former, current = stored.options, arguments_of(config)
+    changed = {name for name in former.keys() | current.keys() if former.get(name) != current.get(name)}
+    if changed := changed - {"minutes", "on", "precisions", "resume"}:
+        raise errors.ConfigError(
+            f"Run {info.id} was started with another {', '.join(sorted(changed))}, so its candidates cannot be "
+            "compared with new ones. Give the same, or start again, without resume."
+        )
+    return {c.label: c for c in stored.candidates if c.run_id}
 
 
 @dataclass
@@ -388,9 +398,10 @@ class _Choice:
         return ChooseResult(
             chosen=chosen,
             candidates=tuple(candidates),
-            by_metric=bool(self.check.metric or self.check.labels),
+            by_metric=bool(self.check.metrics),
             seconds=time.perf_counter() - self.started,
             tie=self.tie,
+            options=arguments_of(self.config),
         )
 
     def _places(self) -> Iterable[Place]:

@@ -22,7 +22,7 @@ from trtops.ops.triaging import engine_questions as engine
 from trtops.ops.triaging import model_questions as model_
 from trtops.ops.triaging.result import NOT_ANSWERED, Step, TriageConfig, TriageResult
 from trtops.ops.triaging.subject import Subject
-from trtops.system.worker import close_workers
+from trtops.system.worker import kept_workers
 from trtops.tables import counted
 from trtops.tracking import schema
 from trtops.tracking.base import Run, Tracker
@@ -82,6 +82,7 @@ QUESTIONS: dict[str, Question] = {
 
 
 @checked_with_export
+@kept_workers()
 def triage(
     model: str | Path | Model,
     config: TriageConfig = TriageConfig(),
@@ -144,7 +145,6 @@ def triage(
             result = op.finish(result)
             return result if tracker is not None else replace(result, run_id="")  # its run ends with this call
     finally:
-        close_workers()
         shutil.rmtree(subject.files, ignore_errors=True)
 
 
