@@ -20,16 +20,24 @@ def set_root(root: Path) -> None:
     """Make the artifact addresses of a store that was copied point to its present folder."""
     [(location,)] = execute(root, "SELECT artifact_location FROM experiments WHERE experiment_id = 0")
     former = str(Path(location).parents[1])
-    for table, column in (
-        ("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"),
-        ("model_versions", "source"), ("model_versions", "storage_location"),
-    ):  # fmt: skip
-        execute(root, f"UPDATE {table} SET {column} = replace({column}, ?, ?)", former, str(root))
+    with closing(opened(root)) as database, database:
+        for table, column in (
+            ("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"),
+            ("model_versions", "source"), ("model_versions", "storage_location"),
+        ):  # fmt: skip
+            database.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (former, str(root)))
+
+
+def opened(root: Path) -> sqlite3.Connection:
+    """A store's database, which does not wait for the disk."""
+    database = sqlite3.connect(root / "mlflow.db")
+    database.execute("PRAGMA synchronous = OFF")
+    return database
 
 
 def execute(root: Path, statement: str, *values: object) -> list[tuple[Any, ...]]:
     """Execute a statement in a store's database, and return the rows found."""
-    with closing(sqlite3.connect(root / "mlflow.db")) as database, database:
+    with closing(opened(root)) as database, database:
         return database.execute(statement, values).fetchall()
 
 

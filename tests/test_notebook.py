@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from tests.stores import copy_store
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "examples" / "13-notebook" / "three_precisions.ipynb"
 
 
-def test_notebook_shows_three_precisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_shows_three_precisions(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("TRTOPS_HOME", str(tmp_path / "mlruns"))
+    monkeypatch.setenv("TRTOPS_HOME", str(copy_store(template, tmp_path / "mlruns")))
     notebook = nbformat.read(NOTEBOOK, 4)
 
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from tests import models
+from tests.stores import copy_store
 from trtops.cli.main import main
 
 pty = pytest.importorskip("pty")
@@ -41,9 +42,10 @@ def screen_of(words: list[str], folder: Path) -> tuple[int, list[str]]:
     return code, [line.rpartition("\r")[2] for line in plain.split("\n")]
 
 
-def test_a_conversion_fits_one_screen(tmp_path: Path) -> None:
+def test_a_conversion_fits_one_screen(template: Path, tmp_path: Path) -> None:
     case = models.conv_net()
     case.write(tmp_path)
+    copy_store(template, tmp_path / "mlruns")
     np.savez(tmp_path / "feed.npz", **case.feed)
     line = ["convert", "conv_net.onnx", "--convert-to", "ort", "--load-inputs", "feed.npz", "--experiment", "e"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import models
+from tests.stores import copy_store
 from trtops.cli.main import main
 from trtops.tracking.store import open_tracker
 
@@ -32,19 +33,25 @@ FAULTS: dict[str, tuple[str, dict[str, str], str, int, str]] = {
     "closed input, C locale": ("{} <&-", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "run", 0, ""),
     "closed output, missing home": ("{} >&-", {"HOME": "/nonexistent/home"}, "lint", 0, ""),
     "closed log": ("{} 2>&-", {}, "lint", 0, ""),
-    "all closed": ("{} <&- >&- 2>&-", {}, "convert", 0, ""),
     "no home": ("unset HOME; {}", {}, "list", 0, ""),
-    "64 descriptors, 700 MB of addresses": ("ulimit -n 64 -v 700000; {}", {}, "convert", 0, ""),
+    "all closed, 64 descriptors, 700 MB of addresses": (
+        "ulimit -n 64 -v 700000; {} <&- >&- 2>&-",
+        {},
+        "convert",
+        0,
+        "",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
-def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def small_disk(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working folder with a model and a store that has a build; a small file system where mounting is allowed."""
     folder = tmp_path_factory.mktemp("place")
     options = "size=60m,nr_inodes=300"
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True).returncode
     models.conv_net().fixed().write(folder).rename(folder / "m.onnx")
+    copy_store(template, folder / "mlruns")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("TRTOPS_HOME", str(folder / "mlruns"))

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import pytest
 from tests import campaigns, models
 from tests.gates import with_wrong_weight, write
 from tests.keys import new_key
-from tests.stores import copy_store, delete_log
+from tests.stores import copy_store, delete_log, execute, opened
 from trtops.ops.campaign.debug_build import debug_build
 from trtops.ops.engines.calibrate import CalibrateConfig, calibrate
 from trtops.ops.engines.convert import ConvertConfig, convert
@@ -150,9 +149,7 @@ class Logged:
     def copy_to_model(self, run: str) -> None:
         """Make the files of the run's logged model those of the run."""
         query = "SELECT artifact_location FROM logged_models WHERE source_run_id = ?"
-        with closing(sqlite3.connect(self.root / "mlflow.db")) as database:
-            locations = [Path(row[0]) for row in database.execute(query, (self.runs[run],))]
-        for location in locations:
+        for location in [Path(row[0]) for row in execute(self.root, query, self.runs[run])]:
             for folder in self.root.glob(f"artifacts/*/models/{location.parent.name}/artifacts"):
                 for file in filter(Path.is_file, folder.rglob("*")):
                     source = self.folder(run) / file.relative_to(folder)
@@ -176,7 +173,7 @@ class Logged:
             self.execute(f"UPDATE {table} SET value = ? WHERE key = ? AND {of_run}", value, name)
 
     def execute(self, query: str, *values: object) -> None:
-        with closing(sqlite3.connect(self.root / "mlflow.db")) as database, database:
+        with closing(opened(self.root)) as database, database:
             assert database.execute(query, values).rowcount >= 1, (query, values)
 
 

@@ -53,9 +53,11 @@ def test_build_is_rebuilt_from_the_store_alone(run: str, logged: Logged) -> None
 
 CHANGED = {
     "a release": ("import onnxruntime; onnxruntime.__version__ = '1.0.7'", {"backend_version"}, "replay"),
-    "a package": (
-        "import importlib.metadata as m; f = m.version; m.version = lambda n: '0.9.9' if n == 'numpy' else f(n)",
-        {"package numpy"},
+    "a package, Python and the cores": (
+        "import importlib.metadata as m; f = m.version; m.version = lambda n: '0.9.9' if n == 'numpy' else f(n)\n"
+        "import platform; platform.python_version = lambda: '3.99.1'\n"
+        "import os; os.sched_getaffinity = lambda pid: set(range(64))",
+        {"package numpy", "python", "device cores"},
         None,
     ),
     "a processor": (
@@ -63,8 +65,6 @@ CHANGED = {
         {"device", "device_sha256"},
         "replay",
     ),
-    "Python": ("import platform; platform.python_version = lambda: '3.99.1'", {"python"}, None),
-    "the cores": ("import os; os.sched_getaffinity = lambda pid: set(range(64))", {"device cores"}, None),
 }
 """What is changed, what must be named, and the way in which the build cannot be made then."""
 

@@ -10,6 +10,7 @@ import pytest
 from scipy import special
 
 from tests.gates import Machine, SimulatedEngine
+from tests.long_runs import amount
 from trtops import errors
 from trtops.backend.ratio import MIN_STARTS, RatioEstimate, StartNoise, decide_ratio, estimate, starts_needed
 from trtops.ops.gate import engine_process
@@ -67,9 +68,9 @@ def session(rng: np.random.Generator, ratio: float, noise: float, engines: int =
 
 
 def test_known_noise_halves_the_starts() -> None:
-    rng = np.random.default_rng(0)
-    same = [session_decision for _ in range(10) for session_decision in session(rng, 1.0, 0.03)]
-    at_the_limit = [decision for _ in range(10) for decision, _ in session(rng, 1.2, 0.03)]
+    rng, sessions = np.random.default_rng(0), amount(10, in_every_run=4)
+    same = [session_decision for _ in range(sessions) for session_decision in session(rng, 1.0, 0.03)]
+    at_the_limit = [decision for _ in range(sessions) for decision, _ in session(rng, 1.2, 0.03)]
 
     assert np.mean([count for _, count in same[2:]]) < 2.5 < MIN_STARTS
     assert {decision for decision, _ in same} == {"below"}
@@ -101,7 +102,8 @@ def test_all_looks_spend_the_error_once() -> None:
 def test_no_candidate_is_decided_wrongly(noise, measured) -> None:
     """Candidates from 3 % slower, with a limit in the middle, and unchanged ones; open only in large noise."""
     undecided = 0
-    for seed, (ratio, limit) in itertools.product(range(5), ((1.0, 1.015), (1.0, 1.05), (1.03, 1.015), (1.08, 1.05))):
+    seeds, cases = range(amount(5, in_every_run=3)), ((1.0, 1.015), (1.0, 1.05), (1.03, 1.015), (1.08, 1.05))
+    for seed, (ratio, limit) in itertools.product(seeds, cases):
         rounds = measured(Machine(seed, **NOISE[noise]), ratio, limit=limit)
         outcome = decided(rounds, limit)
         if outcome.decision == "open":
