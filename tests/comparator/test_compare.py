@@ -185,6 +185,7 @@ def test_logged_error_statistics_are_those_of_arrays(noise, caplog):
         f"mean={c.mean():.5g}, std-dev={c.std():.5g}, var={c.var():.5g}, median={p50:.5g}, min=-9 at (2, 9), "
         f"max=9 at (2, 5), avg-magnitude={np.abs(c).mean():.5g}, p90={p90:.5g}, p95={p95:.5g}, p99={p99:.5g}"
     )
+    assert f"var={c.var():.5g}, " in statistics_text(c + 1e8)  # their squares have lost these digits
 
 
 def test_errors_and_tolerances_are_logged(caplog):

@@ -7,6 +7,7 @@ from typing import cast
 
 from trtops import errors
 from trtops.backend.base import EngineBackend
+from trtops.spec import Environment, OnnxRuntimeOptions
 
 _CLASSES = {
     "onnxruntime": ("trtops.backend.onnxrt.builder", "OnnxRuntimeBackend"),
@@ -26,6 +27,15 @@ def engine_backend(name: str) -> EngineBackend:
     errors.check_known(name, _CLASSES, "Unknown back end")
     module, class_name = _CLASSES[name]
     return cast(EngineBackend, getattr(importlib.import_module(module), class_name)())
+
+
+def environment_of(name: str, options: OnnxRuntimeOptions) -> Environment:
+    """Return the environment of a back end's builds on this machine; ``options`` are for ONNX Runtime."""
+    if name != "onnxruntime":
+        return engine_backend(name).environment()
+    from trtops.backend.onnxrt.session import environment_on  # without all that builds
+
+    return environment_on(options.providers)
 
 
 def newest_opset(name: str) -> int | None:

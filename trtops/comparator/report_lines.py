@@ -98,7 +98,7 @@ def statistics_text(array: Any) -> str:
     from trtops.comparator.metrics.quantiles import quantiles
     from trtops.comparator.metrics.totals import Errors
 
-    flat, total, magnitude, squares = array.reshape(-1), Errors(), 0.0, 0.0
+    flat, total, magnitude = array.reshape(-1), Errors(), 0.0
     total.max = -math.inf
     # Blocks that fit into the cache: temporary arrays of the whole size would take most of the time.
     blocks = [flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK)]
@@ -109,13 +109,17 @@ def statistics_text(array: Any) -> str:
             x = buffer[: block.size]
             x[:] = block
             total.add(x, number * BLOCK)
-            magnitude += float(np.absolute(x, out=x).sum())
+            magnitude = total.sum if total.min >= 0 else magnitude + float(np.absolute(x, out=x).sum())
         mean = total.sum / flat.size
-        for block in blocks:
-            x = buffer[: block.size]
-            x[:] = block
-            x -= mean
-            squares += float(np.einsum("i,i->", x, x))
+        variance = total.squares / flat.size - mean * mean
+        if not variance > 1e-6 * mean * mean:  # the difference has too few digits left
+            squares = 0.0
+            for block in blocks:
+                x = buffer[: block.size]
+                x[:] = block
+                x -= mean
+                squares += float(np.einsum("i,i->", x, x))
+            variance = squares / flat.size
         if math.isnan(total.max):
             total.min, total.min_at = total.max, total.max_at
             quantile_values = [math.nan] * 4
@@ -124,7 +128,7 @@ def statistics_text(array: Any) -> str:
                 flat if flat.dtype == np.float32 else flat.astype(np.float64), (0.5, 0.9, 0.95, 0.99)
             )
     ends = (total.min, total.min_at), (total.max, total.max_at)
-    return _statistics_line(mean, squares / flat.size, ends, magnitude / flat.size, quantile_values, array)
+    return _statistics_line(mean, variance, ends, magnitude / flat.size, quantile_values, array)
 
 
 def error_statistics_text(errors: Errors, statistics: OutputStatistics, kind: str, array: Any) -> str | None:

@@ -24,8 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import filelock
-
 from trtops import errors
 from trtops.record import sha256, sha256_file, to_jsonable
 from trtops.system import processes
@@ -228,6 +226,8 @@ def upload(tracker: SpoolTarget, spool: Spool, *, moved: bool = False) -> list[U
     results = [Uploaded(folder, reason=reason) for folder, reason in damaged.items()]
     if not runs:
         return results
+    import filelock  # slow, and hardly any spool has a run
+
     try:
         with filelock.FileLock(spool.folder / ".lock", blocking=False):
             for run in runs:

@@ -17,7 +17,7 @@ from trtops.backend.onnx import walk
 from trtops.backend.onnx.edit import set_outputs
 from trtops.backend.onnx.model import Model, is_large, model_digest
 from trtops.backend.onnx.quantize import is_quantized, widen_small_integers
-from trtops.backend.onnxrt import device, tactics
+from trtops.backend.onnxrt import tactics
 from trtops.backend.onnxrt.adopt import adopt
 from trtops.backend.onnxrt.engine import BACKEND, SessionFromEngine, open_plan, pack, provider_settings
 from trtops.backend.onnxrt.library import ort
@@ -27,7 +27,7 @@ from trtops.backend.onnxrt.optimize import Optimizer
 from trtops.backend.onnxrt.plan import describe
 from trtops.backend.onnxrt.runner import OnnxrtRunner
 from trtops.backend.onnxrt.search import Choice, Search, timing_shapes
-from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, MAX_THREADS, find_providers
+from trtops.backend.onnxrt.session import DEFAULT_PROVIDERS, MAX_THREADS, environment_on
 from trtops.backend.onnxrt.tactics import Candidate
 from trtops.backend.onnxrt.timing_cache import TimingCache
 from trtops.calibration.cache import read_cache
@@ -47,9 +47,7 @@ class OnnxRuntimeBackend:
 
     def environment(self, config: BuildConfig | None = None) -> Environment:
         """Return the build environment with the device of the config's first execution provider."""
-        providers = DEFAULT_PROVIDERS if config is None else _checked_options(config).providers
-        find_providers(providers)
-        return device.environment(providers)
+        return environment_on(DEFAULT_PROVIDERS if config is None else _checked_options(config).providers)
 
     def device_state(self, config: BuildConfig | None = None) -> dict[str, str]:
         """Return the number of cores available to this process, by default its threads, or the state of the GPU."""

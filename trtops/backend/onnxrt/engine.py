@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -118,7 +119,7 @@ def onnx_engine(plan: bytes) -> onnx.ModelProto:
 
 
 def open_plan(
-    plan: bytes,
+    plan: bytes | Path,
     options: OnnxRuntimeOptions = _DEFAULTS,
     settings: Mapping[str, str] | None = None,
     *,
@@ -127,7 +128,9 @@ def open_plan(
     profile: str = "",
     is_onnx: bool = False,
 ) -> ort.InferenceSession:
-    """Create a session from an optimized model without optimizing it further; a ``quiet`` one prints no errors.
+    """Create a session from an optimized model, or its file, without optimizing it further.
+
+    A ``quiet`` one prints no errors.
 
     An ONNX file (``is_onnx``) is optimized as ONNX Runtime does by default.
     ``settings`` are those of :func:`provider_settings`; ``profile`` is the prefix of the file for a profile, if any.
@@ -142,11 +145,12 @@ def open_plan(
         session.enable_profiling, session.profile_file_prefix = True, profile
     if interleaved:
         sleep_between_runs(session)
-    if len(plan) < SMALL:
+    if (len(plan) if isinstance(plan, bytes) else plan.stat().st_size) < SMALL:
         limit_run_memory(session)
     try:
         with Activity("loading an engine in ONNX Runtime"):
-            return new_session(plan, session, find_providers(options.providers, settings))
+            source = plan if isinstance(plan, bytes) else str(plan)
+            return new_session(source, session, find_providers(options.providers, settings))
     except ORT_ERRORS as exc:
         raise errors.EngineLoadError(f"ONNX Runtime {ort.__version__} does not load the engine: {why(exc)}") from exc
 

@@ -6,6 +6,7 @@ of flatbuffers: https://flatbuffers.dev/internals/).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from mmap import mmap
 from typing import Any
 
 import onnx
@@ -77,7 +78,7 @@ class Graph:
     outputs: tuple[str, ...] = ()
 
 
-def read_graph(content: bytes) -> Graph:
+def read_graph(content: bytes | mmap) -> Graph:
     """Return the graph of an engine. The content must come from ONNX Runtime: it is not checked."""
     root = _Table(content, int.from_bytes(content[:4], "little"))
     optimized = Graph([], {})
@@ -112,7 +113,7 @@ class _Table:
 
     __slots__ = ("_table",)
 
-    def __init__(self, content: bytes, position: int) -> None:
+    def __init__(self, content: bytes | mmap, position: int) -> None:
         self._table = Table(content, position)
 
     def _field(self, slot: int) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from graphlib import TopologicalSorter
 from itertools import chain
+from mmap import mmap
 from typing import TypeAlias
 
 import onnx
@@ -39,7 +40,7 @@ class Plan:
     scopes: dict[str, Scope] = field(repr=False)  # what each graph defines; indices in it are those of `nodes`
 
 
-def read_plan(plan: bytes) -> Plan:
+def read_plan(plan: bytes | mmap) -> Plan:
     """Read an engine's graph. The bytes must come from ONNX Runtime: the reader does not check them."""
     graph = read_graph(plan)
     scopes = graph.scopes

@@ -12,10 +12,10 @@ from trtops import errors
 from trtops.backend.onnx import walk
 from trtops.backend.onnx.model import is_lean
 from trtops.backend.onnx.with_onnxruntime import check_loads, limit_run_memory, out_of_memory
-from trtops.backend.onnxrt.device import load_cuda, new_session
+from trtops.backend.onnxrt.device import environment, load_cuda, new_session
 from trtops.backend.onnxrt.library import ort
 from trtops.extras import hidden_onnxruntime
-from trtops.spec import GPU_PROVIDERS
+from trtops.spec import GPU_PROVIDERS, Environment
 from trtops.system.activity import Activity
 from trtops.system.limits import bytes_of_files, limited_memory, too_much
 
@@ -45,6 +45,12 @@ MAX_THREADS = 1 << 12
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\S+?)\((-?\d+)\) node with name '(.*?)'")
 _NO_OP = re.compile(r"(\S+?)\((-?\d+)\) is not a registered function/op|No Op registered for (\S+)")
+
+
+def environment_on(providers: Sequence[str]) -> Environment:
+    """Return the environment of builds for these execution providers; BackendUnavailableError if one is missing."""
+    find_providers(providers)
+    return environment(providers)
 
 
 def find_providers(

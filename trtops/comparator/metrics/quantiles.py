@@ -7,7 +7,7 @@ Time Bounds for Selection", Communications of the ACM 18, 1975). Only elements b
 import copy
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from trtops.comparator.arrays import Array
 from trtops.comparator.metrics.difference import BLOCK, Difference
 from trtops.comparator.metrics.totals import Totals
 
-_MAX_KEPT_ELEMENTS = 8192  # up to this number, all elements are kept: a sample would cost more
 _SAMPLE_ELEMENTS = 1 << 19
 _DEVIATIONS = 3.7  # standard deviations of a rank in the sample
 # Levels whose bounds are closer than this share of the sample have common bounds: each pair of bounds takes a pass.
@@ -24,9 +23,16 @@ _NEAR = 0.02
 
 def quantiles(x: Array, levels: Sequence[float]) -> list[float]:
     """Quantiles of a flat array without NaN, interpolated linearly; the array must have elements."""
-    selection = Selection(levels, x.size)
-    selection.add(x)
-    return selection.pick() or []
+    least = float(x.min())
+    selection = Selection(levels, x.size, least, None if x.size <= BLOCK else x[_sample_places(x.size)])
+    for start in range(0, x.size, BLOCK):
+        selection.add(x[start : start + BLOCK])
+    picked = selection.pick()
+    if picked is None:  # rarely, a rank lies outside its bounds
+        selection = Selection(levels, x.size, least)
+        selection.add(x)
+        picked = selection.pick()
+    return picked or []
 
 
 def measure_in_one_pass(
@@ -54,21 +60,29 @@ def measure_in_one_pass(
                     a, b, d = differ(part_a, part_b)
                     yield a, b, d, differ.relative(d, b)
 
-    series = _selections(pairs, differ, total, levels, elements) if levels else ()
+    series: Sequence[Selection] = ()
+    equal_elements = 0
     for a, b, d, r in blocks():
         total.add(a, b, d, r)
-        for selection, block in zip(series, (d, r)):
-            selection.add(np.zeros(1), a.size) if block is None else selection.add(block)
+        if d is None or r is None:
+            equal_elements += a.size
+        elif levels:
+            series = series or _selections(pairs, differ, total, levels, elements)
+            for selection, block in zip(series, (d, r)):
+                selection.add(block)
+    for selection in series if equal_elements else ():
+        selection.add(np.zeros(1), equal_elements)
     quantiles_by_error: list[list[float]] = []
-    for index, (selection, errors) in enumerate(zip(series, (total.abs, total.rel))):
+    for index, errors in enumerate((total.abs, total.rel)):
         picked: list[float] | None = [errors.max] * len(levels)
-        if errors.max > 0:  # neither 0 nor NaN
-            picked = selection.pick()
+        if levels and errors.max > 0:  # neither 0 nor NaN
+            picked = series[index].pick()
         if picked is None:
             # Rarely, a rank lies outside its bounds. The errors are then computed once more, and all are kept.
-            selection = Selection(levels, elements)
-            for a, _, *block_errors in blocks():
-                selection.add(np.zeros_like(a) if (block := block_errors[index]) is None else block)
+            selection = Selection(levels, elements, 0.0)
+            for a, _, d, r in blocks():
+                errors_of_block = (d, r)[index]
+                selection.add(np.zeros_like(a) if errors_of_block is None else errors_of_block)
             picked = selection.pick() or []
         quantiles_by_error.append(picked)
     return list(zip(*quantiles_by_error))
@@ -85,8 +99,8 @@ def _selections(
     pairs: Sequence[tuple[Array, Array]], differ: Difference, total: Totals, levels: Sequence[float], elements: int
 ) -> "tuple[Selection, Selection]":
     """Selections among both errors, and a first guess of the frontier, from a random sample."""
-    if elements <= _MAX_KEPT_ELEMENTS:
-        return Selection(levels, elements), Selection(levels, elements)
+    if elements <= BLOCK:  # a sample would cost more
+        return Selection(levels, elements, 0.0), Selection(levels, elements, 0.0)
     sample_indices = _sample_places(elements)
     parts, offset = [], 0
     for whole_a, whole_b in pairs:
@@ -98,20 +112,24 @@ def _selections(
         parts.append((whole_a[part_indices], whole_b[part_indices]))
         offset += whole_a.size
     a, b = (np.concatenate(side) for side in zip(*parts))
-    differ = copy.copy(differ)  # its buffers, as large as the sample, are freed with it
+    differ = copy.copy(differ)  # the buffers of the other one hold a block
+    differ.buffers = np.empty((4, a.size))
     _, y, d = differ(a, b)
     r = differ.relative(d, y)
     d[np.isnan(d)], r[np.isnan(r)] = np.inf, np.inf
-    if elements > BLOCK and total.frontier is not None:  # otherwise the only block gives a better guess
+    if total.frontier is not None:
         total.frontier.aim(d, r)
-    return Selection(levels, elements, d), Selection(levels, elements, r)
+    return Selection(levels, elements, 0.0, d), Selection(levels, elements, 0.0, r)
 
 
 class Selection:
     """Collects the elements of a series near the ranks of some quantiles, and picks these quantiles."""
 
-    def __init__(self, levels: Sequence[float], elements: int, sample: Array | None = None) -> None:
-        """Find bounds in a sample of the series of ``elements`` elements; without a sample, all are kept."""
+    def __init__(self, levels: Sequence[float], elements: int, least: float, sample: Array | None = None) -> None:
+        """Find bounds in a sample of the series of ``elements`` elements; without a sample, all are kept.
+
+        No element is smaller than ``least``.
+        """
         self.positions = [level * (elements - 1) for level in levels]
         self.last = elements - 1
         n = 0 if sample is None else sample.size
@@ -128,11 +146,10 @@ class Selection:
         ranks = set[int]()
         for first, last, _ in ends:
             ranks.update(rank for rank in (first, last) if 0 <= rank < n)
-        ordered = np.partition(sample, sorted(ranks)) if sample is not None and ranks else np.empty(0)
+        values = {} if sample is None else _values_at(sample, ranks)
         self.groups = []
         for first, last, members in ends:
-            low = float(ordered[first]) if first >= 0 else -math.inf
-            high = float(ordered[last]) if last < n else math.inf
+            low, high = values.get(first, least), values.get(last, math.inf)
             self.groups.append(_Bounds(low, high, members))
 
     def add(self, x: Array, times: int = 1) -> None:
@@ -183,5 +200,24 @@ class _Bounds:
         offsets = {rank: rank - self.below - self.at_low for rank in ranks}
         if not all(-self.at_low <= offset < inside.size for offset in offsets.values()):
             return None
-        inside.partition(sorted({0, *(offset for offset in offsets.values() if offset > 0)})) if inside.size else None
-        return {rank: self.low if offset < 0 else float(inside[offset]) for rank, offset in offsets.items()}
+        values = _values_at(inside, {offset for offset in offsets.values() if offset >= 0})
+        return {rank: values.get(offset, self.low) for rank, offset in offsets.items()}
+
+
+def _values_at(x: Array, ranks: Set[int]) -> dict[int, float]:
+    """The elements that a sort would put at these ranks; reorders the array.
+
+    NumPy has vector code only for a single rank: several calls take a quarter of the time of one.
+    """
+    values: dict[int, float] = {}
+    start = 0
+    for rank in sorted(ranks):
+        rest = x[start:]
+        if rank == start:
+            least = int(rest.argmin())
+            rest[[0, least]] = rest[[least, 0]]
+        else:
+            rest.partition(rank - start)
+        values[rank] = float(x[rank])
+        start = rank + 1
+    return values

@@ -10,6 +10,7 @@ from trtops.comparator.metrics.frontier import Frontier
 # The variance over the squared mean, below which only the rounding of the sums is left.
 _CONSTANT = 1e-12
 _PART = 8192
+_ZERO = np.zeros(1)
 
 
 class Errors:
@@ -35,6 +36,11 @@ class Errors:
         self.squares += _dot_product(errors, errors)
         return top
 
+    def add_zeros(self, offset: int) -> None:
+        """Add a block of zeros."""
+        if self.min > 0:
+            self.min, self.min_at = 0.0, offset
+
 
 class Totals:
     """What one pass over blocks adds up."""
@@ -56,10 +62,13 @@ class Totals:
         aa = bb = ab = _dot_product(a, a)
         sum_a = sum_b = float(a.sum())
         if d is None or r is None:
-            d = r = np.zeros(1)
+            d = r = _ZERO
+            top_d = top_r = 0.0
+            self.abs.add_zeros(self.elements)
+            self.rel.add_zeros(self.elements)
         else:
             bb, ab, sum_b = _dot_product(b, b), _dot_product(a, b), float(b.sum())
-        top_d, top_r = self.abs.add(d, self.elements), self.rel.add(r, self.elements)
+            top_d, top_r = self.abs.add(d, self.elements), self.rel.add(r, self.elements)
         # Comparisons are negated because every comparison with NaN is false, and NaN counts as larger than all.
         # With finite sums there is no NaN or infinity, and counting them would take another pass.
         if not (aa < math.inf and bb < math.inf and top_d < math.inf):
@@ -75,7 +84,8 @@ class Totals:
         self.sum_a, self.sum_b = self.sum_a + sum_a, self.sum_b + sum_b
         self.peak = float(np.maximum(self.peak, a.max()))  # NaN counts as larger
         self.peak_b = max(self.peak_b, largest_finite(b))
-        if self.frontier is not None:
+        # Errors of 0 exceed no point of a front.
+        if self.frontier is not None and (top_d or top_r or not self.frontier.d.size):
             self.frontier.add(d, r, top_d, top_r)
 
     def mean(self, total: float) -> float:

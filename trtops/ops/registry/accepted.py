@@ -7,13 +7,13 @@ from pathlib import Path
 
 from trtops import errors
 from trtops.backend.base import Build, Engine
-from trtops.backend.engines import engine_backend
+from trtops.backend.engines import environment_of
 from trtops.backend.onnx.model import Model
 from trtops.ops.arguments import checked_arguments
 from trtops.ops.evaluation.precision_check import check_precision
 from trtops.ops.result import tracker_or_default
 from trtops.record import Record, sha256
-from trtops.spec import BuildConfig, Environment, OnnxRuntimeOptions
+from trtops.spec import Environment, OnnxRuntimeOptions
 from trtops.tracking import builds, schema
 from trtops.tracking.base import RegisteredVersion, Tracker, incomplete
 from trtops.tracking.signatures import require_signed
@@ -112,8 +112,8 @@ def resolve(
     """
     tracker = tracker_or_default(tracker)
     loaded_model = model if isinstance(model, Model) else Model.load(model)
-    build = BuildConfig(options=OnnxRuntimeOptions(providers=tuple(providers))) if providers else None
-    current = engine_backend(backend).environment(build) if environment is None else environment
+    options = OnnxRuntimeOptions(providers=tuple(providers)) if providers else OnnxRuntimeOptions()
+    current = environment_of(backend, options) if environment is None else environment
     resolution = Resolution(
         name=registered_model(name or loaded_model.name), alias=alias_of(loaded_model.info.sha256, current)
     )

@@ -261,7 +261,8 @@ class MlflowTracker(SearchableTracker):
         aliases = [alias, *([also] if also else ())]
         for checked_alias in aliases:
             check_registration(name, checked_alias)
-        self.load(run_id).local_path(path)
+        stored = self.load(run_id)
+        stored.local_path(path)
         if self._registered_model(name) is None:
             try:
                 self._call(self._client.create_registered_model, name)
@@ -269,8 +270,7 @@ class MlflowTracker(SearchableTracker):
                 # Another process may just have made it.
                 if self._registered_model(name) is None:
                     raise
-        info = self.info(run_id)
-        platform = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := info.fact(tag)))
+        platform = ", ".join(value for tag in (Tag.BACKEND, Tag.DEVICE) if (value := stored.info.fact(tag)))
         user = self._connection.user()
         tags = {**(tags or {}), **({Tag.ACCEPTED_BY: user["username"]} if user else {})}
         source, model_id = f"runs:/{run_id}/{path}", None
@@ -284,7 +284,7 @@ class MlflowTracker(SearchableTracker):
             source,
             run_id,
             tags=tags,
-            description=f"{info.params.get('precision', '').upper()} engine for {platform}",
+            description=f"{stored.info.params.get('precision', '').upper()} engine for {platform}",
             await_creation_for=0,  # it is ready; waiting would print a line
             model_id=model_id,
         )
