@@ -24,6 +24,9 @@ from trtops.tracking.store import open_tracker
 Facts = dict[str, Any]
 HELD = {"held": ["batch size", "permuted rows"], "broken": []}
 
+# ONNX Runtime's default engine, without the time that its builder takes to try settings.
+QUICK = trtops.BuildConfig(options=trtops.OnnxRuntimeOptions(tactics=()))
+
 
 def tensor(name: str, dtype: str, *shape: int) -> Facts:
     return {"name": name, "dtype": dtype, "shape": [*shape]}
@@ -217,7 +220,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (proto, feeds, largest) in cases.items():
         models.Case(proto, feeds[0]).write(folder, name)
         check = trtops.CheckConfig(data=feeds, self_check=True, plots="never", latency_runs=0)
-        built = trtops.convert(folder / f"{name}.onnx", trtops.ConvertConfig(check=check), tracker=tracker)
+        config = trtops.ConvertConfig(build=QUICK, check=check)
+        built = trtops.convert(folder / f"{name}.onnx", config, tracker=tracker)
         trtops.export(built.run_id, tracker=tracker, triton=str(folder / "models"), max_batch=largest)
     return folder / "models"
 
@@ -236,7 +240,7 @@ def test_export_reads_labels_and_names_an_unproven_engine(tmp_path: Path) -> Non
     case = models.conv_net()
     path = case.write(tmp_path, "dynamic")
     check = trtops.CheckConfig(plots="never", latency_runs=0)
-    built = trtops.convert(path, trtops.ConvertConfig(check=check), tracker=tracker)
+    built = trtops.convert(path, trtops.ConvertConfig(build=QUICK, check=check), tracker=tracker)
     names = [f"class {number}" for number in range(case.proto.graph.output[0].type.tensor_type.shape.dim[-1].dim_value)]
     (tmp_path / "labels.txt").write_text("\n".join(names))  # some editors write no newline at the end
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe")
