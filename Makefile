@@ -16,6 +16,7 @@ help: ## list the targets
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "trtops needs Python 3.10 or newer; found %s. Try: make PYTHON=python3.11" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip  # that of Python 3.11 takes twice as long for the packages
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml $(wildcard .ci/constraints-*.txt)

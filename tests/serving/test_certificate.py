@@ -120,6 +120,22 @@ def test_refused_runs_and_folders(
     assert not list(tmp_path.iterdir())
 
 
+def test_unproven_engine_is_certified_as_such(
+    place: tuple[Path, MemoryTracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tracker = place
+    monkeypatch.setenv(signing.KEY_VARIABLE, str(folder / "key.pem"))
+    unproven = trtops.convert(folder / "net.onnx", tracker=tracker)  # at assumed shapes
+    with pytest.raises(errors.ConfigError, match="with --allow-unproven, this one"):
+        trtops.write_certificate(unproven.run_id, tmp_path / "a", tracker=tracker)
+
+    written = trtops.write_certificate(unproven.run_id, tmp_path / "a", tracker=tracker, allow_unproven=True)
+
+    verified = trtops.verify_certificate(tmp_path / "a", [folder / "key.pub"], tracker=tracker)
+    assert (written.verdict, verified.verdict, verified.reasons) == ("good", "unproven", ())
+    assert written.because == verified.because == ("the engine's verdict is unproven, so the loader refuses it",)
+
+
 def test_fingerprint_has_the_limits_or_twice_the_error() -> None:
     golden = np.array([1.0, 2.0, np.nan], np.float32)
     assert certificate.fingerprint(golden, golden + 1e-6, 1e-5, 0.0) == {"atol": 1e-5, "rtol": 0.0, "agreement": 1.0}

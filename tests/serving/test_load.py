@@ -289,7 +289,8 @@ def test_changed_stack_takes_another_engine_or_rebuilds(tmp_path: Path, key: Pat
     flip(engines / "b-tampered" / "engine.ort", 99, 1)
     folders.write(engines / "c-other-model", built.plan, facts, inputs, lambda f: f["model"].update(sha256="0" * 64))
 
-    assert f"onnxruntime {release}, was onnxruntime 1.17.0" in refused(old, key, others=str(engines))
+    for others in (engines, tmp_path / "missing"):
+        assert f"onnxruntime {release}, was onnxruntime 1.17.0" in refused(old, key, others=str(others))
 
     folders.write(engines / "d-sound", built.plan, facts, inputs)
     assert load(old, key, others=str(engines)).folder == engines / "d-sound"

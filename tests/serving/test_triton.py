@@ -273,6 +273,15 @@ def test_client_finds_stale_outputs_without_batches(repository: Path) -> None:
     assert "belong to other requests" in repeat(repository, "static", "stale outputs")[1]
 
 
+def test_client_sends_enough_requests_to_run_at_once(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = repository / "static"  # with six inputs, one request each
+    with serving(folder) as addresses:
+        server = client.Client(addresses[0], "static", "1", grpc=False)
+        assert client.verdict(server, client.Case(folder / "client"), [16], 1) == "good"
+
+    assert capsys.readouterr().out == "18 requests, 16 at once: good\n"
+
+
 def test_client_without_a_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["client.py", "--url", "localhost:1", "--model", "digits"])
 

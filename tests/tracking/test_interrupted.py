@@ -74,9 +74,11 @@ def test_interrupted_campaign_names_its_store(new_store, tmp_path: Path, monkeyp
     for home, option in (("elsewhere", f" --store {root}"), ("mlruns", "")):
         monkeypatch.setenv("TRTOPS_HOME", str(tmp_path / home))
         with pytest.raises(KeyboardInterrupt), tracked(tracker, "m", "c", kind="debug_build") as run:
+            run.rename("✓ c")  # just before its end
             raise KeyboardInterrupt
         resume = f"trtops debug build --resume {run.id}{option}"
         assert caplog.messages[-1] == f"Run {run.id} was interrupted. Next: {resume}"
+        assert tracker.info(run.id).name == "c"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ sizes, and compares the answers with the golden outputs. It needs numpy and ``tr
 # Nothing of trtops may be imported here: this file is copied to where trtops is not.
 import argparse
 import importlib
-import itertools
 import json
 import random
 import sys
@@ -143,17 +142,23 @@ def verdict(client: Client, case: Case, concurrencies: list[int], repeats: int, 
         print(f"The server states {inputs} and {outputs}; expected {case.inputs} and {case.outputs}.")
         return "bad"
     order = random.Random(seed)
-    for concurrency, _ in itertools.product(concurrencies, range(repeats)):
-        requests = case.requests(largest, order)
-        order.shuffle(requests)
+    for concurrency in concurrencies:
+        rounds, sent = list[list[Request]](), list[tuple[int, Request]]()
+        while len(rounds) < repeats or len(sent) < concurrency:
+            rounds.append(case.requests(largest, order))
+            sent += [(len(rounds), request) for request in rounds[-1]]
+        order.shuffle(sent)
         with ThreadPoolExecutor(concurrency) as pool:
-            answers = pool.map(lambda request: client.infer(case.feed(request), case.outputs), requests)
+            answers = pool.map(lambda item: client.infer(case.feed(item[1]), case.outputs), sent)
+            objections = list[str]()
             try:
-                objections = case.faults(dict(zip(requests, answers)), largest)
+                received = dict(zip(sent, answers))
+                for number, requests in enumerate(rounds, start=1):
+                    objections += case.faults({request: received[number, request] for request in requests}, largest)
             except client.error as exc:
                 objections = [f"the server reports {exc}"]
         faults += objections
-        print(f"{len(requests)} requests, {concurrency} at once: {'; '.join(objections) or 'good'}")
+        print(f"{len(sent)} requests, {concurrency} at once: {'; '.join(dict.fromkeys(objections)) or 'good'}")
     if largest:
         feed = {name: np.resize(array, (largest + 1, *array.shape[1:])) for name, array in case.feeds[0].items()}
         try:
@@ -181,7 +186,7 @@ def main() -> int:
     parser.add_argument("--model", default=folder.parent.name, help="name on the server (default: %(default)s)")
     parser.add_argument("--version", default=str(max(versions, default="")), help="version (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16], help="requests at once")
-    parser.add_argument("--repeats", type=int, default=4, help="times that all inputs are sent (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=4, help="least rounds of all inputs (default: %(default)s)")
     options = parser.parse_args()
     try:
         client = Client(options.url, options.model, options.version, grpc=options.grpc)

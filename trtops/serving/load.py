@@ -75,7 +75,7 @@ def load(
         raise EngineRefusedError(f"{folder} has an engine of the model {facts['model']['sha256']}; expected {model}.")
     if not (changes := _changes(facts)):
         return _checked(files[facts["engine"]["file"]], facts, files, folder, [])
-    for other in sorted(Path(others).iterdir()) if others else ():
+    for other in sorted(Path(others).glob("*")) if others else ():
         with contextlib.suppress(EngineRefusedError):
             other_facts, other_files = _verified(other, key)
             if other_facts["model"]["sha256"] == facts["model"]["sha256"] and not _changes(other_facts):

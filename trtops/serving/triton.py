@@ -68,9 +68,7 @@ class TritonModel:
         for entry in (*self.facts["inputs"], *outputs):
             self.type_of(entry)
             if 0 in entry["shape"]:
-                raise errors.ConfigError(
-                    f"{entry['name']!r} has the shape {entry['shape']}; Triton has no empty tensors."
-                )
+                raise errors.ConfigError(f"{entry['name']!r} has shape {entry['shape']}; Triton has no empty tensors.")
             if not entry["shape"] and self.on_tensorrt:
                 raise errors.ConfigError(
                     f"{entry['name']!r} is a scalar, which Triton's back end for TensorRT has not."
@@ -167,12 +165,8 @@ class TritonModel:
         options = engine["options"].get("provider_settings", {}).items() if _KIND_OF[provider] == "KIND_GPU" else ()
         accelerator = [f"    parameters {{ key: {quoted(key)} value: {quoted(value)} }}" for key, value in options]
         if accelerator:
-            accelerator = [
-                "  execution_accelerators { gpu_execution_accelerator {",
-                '    name: "cuda"',
-                *accelerator,
-                "  } }",
-            ]
+            start = ["  execution_accelerators { gpu_execution_accelerator {", '    name: "cuda"']
+            accelerator = [*start, *accelerator, "  } }"]
         # Level 2 optimizes nothing: an engine in ONNX Runtime's own format is optimized.
         level = ["  graph { level: 2 }"] if engine["file"].endswith(".ort") else []
         lines += ["optimization {", *level, *accelerator, "}"] if level or accelerator else []

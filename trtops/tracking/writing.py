@@ -195,11 +195,11 @@ class Run(ABC):
                 if not self._whole:
                     text = "interrupted" if interrupted else error_text(error)
                     info = self._info()
-                    name = ""
+                    name = unmarked(info.name)
                     tags = {Tag.ERROR: text, Tag.NOTE: failure_note(self.id, info.kind, text)}
                     if not interrupted:
                         tags |= {Tag.VERDICT: "error", Tag.HEADLINE: textwrap.shorten(text, 100, placeholder=" …")}
-                        name = f"{MARKS['error']} {unmarked(info.name)}"[: schema.MAX_KEY]
+                        name = f"{MARKS['error']} {name}"[: schema.MAX_KEY]
                     elif info.parent is None and self.outlives_process:
                         step = step_after_failure(self.id, info.kind).in_store(self.store_folder)
                         log.warning("Run %s was interrupted. Next: %s", self.id, step)

@@ -102,20 +102,22 @@ def test_materials_come_from_run_or_folder(tmp_path: Path) -> None:
     config = ConvertConfig(build=build, check=check, timing_cache=str(cache))
     second = convert(path, config, tracker=tracker)
     build = BuildConfig(options=replace(ONE_THREAD, timing_iterations=1))
-    third = convert(path, ConvertConfig(build=build, check=QUICK, keep_model=False), tracker=tracker)
+    other = MlflowTracker(tmp_path / "other" / "mlruns")  # a store with the model would give it to this run
+    third = convert(path, ConvertConfig(build=build, check=QUICK, keep_model=False), tracker=other)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     path.rename(elsewhere / "another-name.onnx")
     data.unlink()
     cache.unlink()
-    precise = Logged(tmp_path / "mlruns", {"given": second.run_id, "bare": third.run_id}, elsewhere, elsewhere)
+    precise = Logged(tmp_path / "mlruns", {"given": second.run_id}, elsewhere, elsewhere)
+    bare_store = Logged(tmp_path / "other" / "mlruns", {"bare": third.run_id}, elsewhere, elsewhere)
 
     run_audit = rebuilt(precise, "given")
     assert run_audit.missing == () and run_audit.grade in ("bytes equal", "tactics equal")
     assert [reaches(attempt.grade, "tactics") for attempt in run_audit.rebuilds] == [True] * 3
 
-    without = rebuilt(precise, "bare")
-    bare = rebuilt(precise, "bare", materials=str(elsewhere), ways=("replay",))
+    without = rebuilt(bare_store, "bare")
+    bare = rebuilt(bare_store, "bare", materials=str(elsewhere), ways=("replay",))
     assert without.grade == "cannot be rebuilt" and "The model with digest" in without.explanation
     assert not without.passes("tolerance") and without.contradictions == ()
     assert bare.grade in ("bytes equal", "tactics equal")

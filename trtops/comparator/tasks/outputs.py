@@ -56,7 +56,9 @@ def load_labels(path: str) -> Any:
     """Load labels: an array, a dictionary of arrays, a JSON value or lines of text."""
     file = Path(path)
     if not file.is_file():
-        raise errors.ConfigError(f"Labels {path!r} do not exist; expected a file of labels ({LABEL_FILES}).")
+        raise errors.ConfigError(
+            f"Labels {str(file.absolute())!r} do not exist; expected a file of labels ({LABEL_FILES})."
+        )
     if file.suffix in (".npy", ".npz"):
         return load_numpy(file)
     try:

@@ -53,6 +53,13 @@ class CertificateResult(OpResult):
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def because(self) -> tuple[str, ...]:
+        """The reasons, and the certified verdict unless it is good."""
+        certified = self.facts["verdict"]["verdict"] if self.facts else "good"
+        refusal = () if certified == "good" else (f"the engine's verdict is {certified}, so the loader refuses it",)
+        return (*self.reasons, *refusal)
+
+    @property
     def figures(self) -> str:
         """What is certified."""
         if not self.facts:
@@ -105,7 +112,8 @@ def write_certificate(
     accepted = ("good", "unproven") if allow_unproven else ("good",)
     if stored.info.verdict not in accepted:
         raise errors.ConfigError(
-            f"Run {stored.info.id} has the verdict {stored.info.verdict!r}; only good engines are certified."
+            f"Run {stored.info.id} has the verdict {stored.info.verdict!r}; only good engines are certified"
+            f"{' (with --allow-unproven, this one as well)' if stored.info.verdict == 'unproven' else ''}."
         )
     build = builds.load_build(stored.holder)
     loaded = Model.load(builds.find_model(tracker, stored.info, model))
@@ -250,7 +258,7 @@ def verify_certificate(
     except errors.SignatureError as exc:
         return CertificateResult(folder=str(folder), verdict="bad", reasons=(str(exc),))
     reasons = () if tracker is None else tuple(_contradictions(facts, tracker))
-    verdict: Verdict = "bad" if reasons else "good"
+    verdict: Verdict = "bad" if reasons else "good" if facts["verdict"]["verdict"] == "good" else "unproven"
     return CertificateResult(folder=str(folder), verdict=verdict, reasons=reasons, key=signer, facts=facts)
 
 
