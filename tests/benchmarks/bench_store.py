@@ -1,11 +1,13 @@
-"""An embedded store: logging, listing and resuming.
+"""An embedded store: logging, listing, accepting and resuming.
 
-Goals: ``runs list`` takes two seconds in a store of 10,000 runs. Logging a build (ten params, 200 metrics, six files
-of 1 to 50 MB) takes 1.3 times the copying of the files, and 150 ms. A killed campaign that is resumed takes at most a
-second of CPU time more to its first iteration than a new one. A signature takes at most 50 ms of CPU time.
+Goals: ``runs list`` takes two seconds in a store of 10,000 runs, and so do ``runs promote`` and ``runs resolve``.
+Logging a build (ten params, 200 metrics, six files of 1 to 50 MB) takes 1.3 times the copying of the files, and 150 ms.
+A killed campaign that is resumed takes at most a second of CPU time more to its first iteration than a new one. A
+signature takes at most 50 ms of CPU time.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import shutil
@@ -15,11 +17,14 @@ import sys
 import time
 from pathlib import Path
 
+from examples.digits import make_digits
 from tests import campaigns as cases
 from tests import models
 from tests.benchmarks.harness import Goals, benchmark, in_turns, run_quietly, timed
 from tests.keys import new_key
 from trtops.ops.campaign.debug_build import CampaignProgress, debug_build
+from trtops.ops.engines.convert import ConvertConfig, convert
+from trtops.ops.evaluation.check import CheckConfig
 from trtops.system import signing
 from trtops.tracking.base import tracked
 from trtops.tracking.mlflow import MlflowTracker
@@ -120,6 +125,17 @@ def list_runs(folder: Path, goals: Goals) -> None:
     goals.at_most("list 10,000 runs", seconds, 2.0)
 
 
+def accept_engines(folder: Path, goals: Goals) -> None:
+    """``runs promote`` and ``runs resolve`` of a digits model, as processes of their own."""
+    digits, store = make_digits(folder / "demo"), folder / "accepted"
+    config = ConvertConfig(check=CheckConfig(data=str(digits.images), labels=str(digits.labels)))
+    result = convert(digits.model, config, tracker=MlflowTracker(store))
+    for verb, subject in (("promote", result.run_id), ("resolve", str(digits.model))):
+        command = [sys.executable, "-m", "trtops.cli", "runs", verb, subject, "--store", str(store)]
+        seconds = in_turns({verb: functools.partial(run_quietly, command, folder)}, 5)[verb]
+        goals.at_most(f"runs {verb}", seconds, 2.0)
+
+
 def sign(folder: Path) -> None:
     """Sign a hundred builds of twenty files."""
     new_key(folder / "key.pem", folder / "key.pub")
@@ -134,6 +150,7 @@ def main() -> None:
         goals.at_most("sign a build", timed(lambda: sign(folder))[0] * 10, 50.0, "ms")
         log_large_build(folder, goals)
         list_runs(folder, goals)
+        accept_engines(folder, goals)
         beginning, resuming = recovery(folder)
         goals.at_most("resume a killed campaign", resuming, beginning + 1.0, note=f"a new one takes {beginning:.2f} s")
 

@@ -18,7 +18,7 @@ from trtops.comparator.metrics.totals import Totals
 _SAMPLE_ELEMENTS = 1 << 19
 _DEVIATIONS = 3.7  # standard deviations of a rank in the sample
 # Levels whose bounds are closer than this share of the sample have common bounds: each pair of bounds takes a pass.
-_NEAR = 0.02
+_NEAR = 0.06
 
 
 def quantiles(x: Array, levels: Sequence[float]) -> list[float]:
