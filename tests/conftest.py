@@ -130,6 +130,21 @@ def calls_in_process() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def sessions_do_not_spin() -> None:
+    """Let threads of ONNX Runtime sleep at once: tests run in more processes than there are cores."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return
+    ort = importlib.import_module("onnxruntime")
+
+    class SessionOptions(ort.SessionOptions):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+    ort.SessionOptions = SessionOptions
+
+
+@pytest.fixture(scope="session", autouse=True)
 def facts_read_once() -> None:
     """Read the commit of a working folder and the releases of packages once: each build states them several times."""
     from trtops.backend import environment
