@@ -38,17 +38,8 @@ def library() -> Any:
 @functools.cache
 def _imported() -> Any:
     require("mlflow")
-    import importlib.metadata
-
-    # MLflow looks for plugins eight times, and each time reads the entry points of all installed packages.
-    read_entry_points = importlib.metadata.entry_points
-    entry_points: Any = read_entry_points()
-    importlib.metadata.entry_points = entry_points.select
-    try:
-        import mlflow
-        import mlflow.tracking.context.registry
-    finally:
-        importlib.metadata.entry_points = read_entry_points
+    import mlflow
+    import mlflow.tracking.context.registry
 
     # It prints the traceback of every database error that it then raises, and a line for every migration.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
