@@ -153,17 +153,6 @@ def test_budget_follows_the_models_speed(
     assert not budget.allows(Candidate(), waiting=0) and budget.skipped == ["default"]
 
 
-def test_faster_start_shortens_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("trtops.backend.onnxrt.measure.time.perf_counter", lambda: now[0])
-    budget = Budget()
-    budget.begin(2.0, 0.1)
-    now[0] = 102.0
-    budget.begin(1.0, 0.1)
-
-    assert budget.left == pytest.approx(5.0 - 2.0)  # from the first call on
-
-
 GELU = Candidate.toggling(["GeluApproximation"])
 
 

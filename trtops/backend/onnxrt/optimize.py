@@ -38,7 +38,7 @@ class Optimized:
 
     candidate: Candidate
     path: Path
-    seconds: float  # the lesser of wall and CPU time, since others may use the processor
+    seconds: float
 
     @property
     def plan(self) -> bytes:
@@ -84,11 +84,6 @@ class Optimizer:
     def __exit__(self, *exc_info: object) -> None:
         self._folder.cleanup()
 
-    @property
-    def start_seconds(self) -> float:
-        """The time of a session start: the least so far, since the first ones touch new memory."""
-        return min(optimized.seconds for optimized in self._done.values())
-
     def __call__(self, candidate: Candidate) -> Optimized:
         """Return the model optimized under a candidate; EngineBuildError if ONNX Runtime refuses it."""
         # Options of the provider decide how the engine is loaded; its graph is optimized without them.
@@ -98,15 +93,15 @@ class Optimizer:
         if candidate.id not in self._done:
             self.note_attempt(candidate)
             path = Path(self._folder.name, f"{len(self._done)}.ort")
-            start, start_of_cpu = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             self._write_optimized(candidate, path)
-            seconds = min(time.perf_counter() - start, time.process_time() - start_of_cpu)
-            optimized = Optimized(candidate, path, seconds)
+            optimized = Optimized(candidate, path, time.perf_counter() - start)
             if not self._is_folded and self._is_unloadable(optimized):
                 folded = copy_of(self.model)
                 fold_constants(folded)
                 self._source, self._is_folded = folded.SerializeToString(), True
                 self._write_optimized(candidate, path)
+                optimized = Optimized(candidate, path, time.perf_counter() - start)
             self._done[candidate.id] = optimized
         return self._done[candidate.id]
 

@@ -85,7 +85,7 @@ class Search:
     failed: dict[str, str] = field(default_factory=dict)  # reasons why candidates cannot be built, by id
     use: TimingCacheUse = field(default_factory=TimingCacheUse)
     timed: dict[Candidate, Speed] = field(default_factory=dict)
-    _inference_seconds: float | None = None
+    _clock_runs: bool = False
 
     def __post_init__(self) -> None:
         self.budget = self.measurement.budget
@@ -245,16 +245,14 @@ class Search:
         if skipped and self.budget.requested_seconds is None:
             self.budget.skip(candidate)
             return False
-        if self._inference_seconds is None:
+        if not self._clock_runs:
             self._start_clock()
-        else:  # the last start may have been faster
-            self.budget.begin(self.optimizer.start_seconds, self._inference_seconds)
         return self.budget.allows(candidate, waiting)
 
     def _start_clock(self) -> None:
         """Measure the model's own speed, and start the time limit derived from it."""
-        self.optimizer(Candidate())
-        start = self.optimizer.start_seconds
+        self._clock_runs = True
+        start = self.optimizer(Candidate()).seconds
         timings = [self.cache.timings.get(self._key(Candidate().id, shapes)) for shapes in self.shapes]
         inference = sum(timing.median_seconds for timing in timings if timing is not None)
         if None in timings:
@@ -263,7 +261,6 @@ class Search:
             # The timing will fail alike, and log the reason.
             except errors.InferenceError:
                 inference = 0.0
-        self._inference_seconds = inference
         self.budget.begin(start, inference)
         self.log.add(
             f"[trtops] a session starts in {start:.3f} s, an inference takes {inference * 1e3:.3f} ms: "
