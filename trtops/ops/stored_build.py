@@ -212,8 +212,9 @@ def _find_model(
             if model.info.sha256 == model_sha256:
                 return model
             cause = f"run {run.info.id} logged another one with digest {model.info.sha256}"
-    # A choice keeps the model for its candidates, and may have been killed, or its engine reused elsewhere.
-    for info in tracker.find(tags={schema.Tag.MODEL_SHA256: model_sha256}, status="finished"):
+    # A choice keeps the model for its candidates, whose engines other builds may reuse.
+    choices = {schema.Tag.KIND: "choose", schema.Tag.MODEL_SHA256: model_sha256}
+    for info in tracker.find(tags=choices, status="finished"):
         with contextlib.suppress(errors.TrtopsError):  # a damaged run
             other = tracker.load(info.id)
             if any(other.paths(schema.Artifact.MODEL)):
